@@ -298,7 +298,9 @@ def build_engine(
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]
     cache = KVCache(layers, counts, block_size, dtype, device, ops, memory.group_of)
-    states = StatePool(state_layers, memory.max_num_seqs, dtype, device) if state_layers else None
+    states = None
+    if state_layers:
+        states = StatePool(state_layers, memory.max_num_seqs, memory.snapshots, dtype, device, ops)
     # The model cannot sample the others: -1, which means none, or an id beyond its vocabulary.
     eos_token_ids = tuple(i for i in config.eos_token_ids if 0 <= i < config.vocab_size)
     runner: TorchRunner | TritonRunner
@@ -360,19 +362,21 @@ def _scheduler(
     has_states: bool,
     whole_images: bool,
 ) -> Scheduler:
-    """The scheduler of what memory has room for. States of sequences are in no block, so prompts share none."""
+    """The scheduler of what memory has room for. Sequences with states share what there are snapshots for."""
+    shares = memory.snapshots > 0 or not has_states
     return Scheduler(
         *(BlockPool(group.blocks, block_size, group.window) for group in memory.groups),
         max_num_seqs=memory.max_num_seqs,
         max_num_batched_tokens=memory.max_num_batched_tokens,
         policy=policy,
-        prefix_cache=switches.prefix_cache and not has_states,
+        prefix_cache=switches.prefix_cache and shares,
         chunked_prefill=switches.chunked_prefill,
         restarts=restarts,
         exact_prefixes=switches.batch_invariant,
-        share_prompts=not has_states,
+        share_prompts=shares,
         host_blocks=memory.host_blocks,
         replays=switches.replays,
         chunk_unit=chunk_unit,
+        snapshots=memory.snapshots,
         whole_images=whole_images,
     )

@@ -188,6 +188,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
         wipes: (group, block) to overwrite with zeros then: the last holder's K and V may not be finite.
         copies: (group, source, destination) blocks to copy before the forward pass; no block is both.
         restores: blocks to copy back from the host after that.
+        state_loads: (slot of a snapshot, sequence) whose states to copy before the forward pass.
+        state_saves: (sequence, slot of a snapshot) whose states to copy after it.
         started: sequences that this plan computes for the first time, or again after it lost its blocks.
         released: ids that the runner may forget: no later plan has them, unless they are started again.
         num_preempted: how many of the released ones lost their blocks to others, and wait again.
@@ -198,6 +200,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     wipes: tuple[tuple[int, int], ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     restores: tuple[HostCopy, ...] = ()
+    state_loads: tuple[tuple[int, int], ...] = ()
+    state_saves: tuple[tuple[int, int], ...] = ()
     started: tuple[SequenceSpec, ...] = ()
     released: tuple[int, ...] = ()
     num_preempted: int = 0

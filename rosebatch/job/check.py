@@ -16,7 +16,7 @@ from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Request
 from rosebatch.core.words import counted
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
-from rosebatch.engine.cache.memory import batched_tokens, min_slots
+from rosebatch.engine.cache.memory import batched_tokens, min_slots, num_snapshots
 from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates
 from rosebatch.engine.scheduling.chunk_ends import ChunkEnds
@@ -295,9 +295,11 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     form = " in fp8" if config.kv_cache_dtype == "fp8" else ""
     if config.kv_planes:
         lines.append(("KV cache", f"at most {gib(cache)}{form} for the {longest} at once; less is enough"))
-    states = min(slots, good) * config.state_bytes(itemsize)
-    if states:
-        lines.append(("states", f"{gib(states)} for {counted(min(slots, good), 'row')} at once"))
+    if state := config.state_bytes(itemsize):
+        told = f"{gib(min(slots, good) * state)} for {counted(min(slots, good), 'row')} at once"
+        if plan.switches.chunked_prefill:
+            told += f", {gib(num_snapshots(slots) * state)} for {num_snapshots(slots)} snapshots of shared beginnings"
+        lines.append(("states", told))
     rates = rates.of(plan.config.tensor_parallel_size)
     prompts, outputs = checked.prompt_lens, checked.output_lens
     floor = find_floor(config, itemsize, prompts, outputs, max_num_seqs=slots, rates=rates, kept=plan.matrix_bytes)

@@ -156,7 +156,7 @@ def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
     # A prompt that is computed whole may be longer than the budget.
     tokens = max(plan.max_num_batched_tokens, config.max_model_len * config.bidirectional)
     step = step_bytes(config, tokens, plan.max_num_seqs, wanted.dtype)
-    states = plan.max_num_seqs * _state_bytes(wanted)
+    states = (plan.max_num_seqs + plan.snapshots) * _state_bytes(wanted)
     # The trial ends before a row fills its blocks.
     tries = memory.device == "cpu" and wanted.switches.batch_invariant and wanted.dtype == torch.bfloat16
     trial = _TRIAL_HEADS * wanted.head // limits.tensor_parallel_size if tries and config.head else 0

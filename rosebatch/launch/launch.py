@@ -142,7 +142,7 @@ def load(plan: LaunchPlan) -> Launched:
         "kv_cache_bytes": loaded.kv_cache_bytes,
         "kv_cache_groups": [_describe_group(group, loaded.block_size) for group in loaded.groups],
         "toggles": asdict(switches),
-        "switched_off_by_model": switched_off_by(source.config),
+        "switched_off_by_model": switched_off_by(source.config, plan.switches),
     }
     grammars = None if tokenizer is None else make_grammars(tokenizer, source.config, config)
     seconds = plan.seconds + time.perf_counter() - started

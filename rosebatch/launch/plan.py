@@ -197,7 +197,7 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
     for name, reason in idle_switches(source, switches, device.type).items():
         if config.switches.get(name):
             warn_once(f"{flag(name)} has no effect: {reason}")
-    switches = replace(switches, **dict.fromkeys(switched_off_by(source.config), False))
+    switches = replace(switches, **dict.fromkeys(switched_off_by(source.config, switches), False))
     plan = LaunchPlan(config, device, switches, source, folder, time.perf_counter() - started)
     if config.switches.get("batch_invariant") and plan.dependence is not None:
         warn_once(f"--batch-invariant: with {plan.dependence}, results may still depend on the batch")
@@ -212,19 +212,19 @@ def warn_once(sentence: str) -> None:
 
 def idle_switches(source: ModelSource, switches: Switches, device: str) -> dict[str, str]:
     """Switches that change nothing for a model, and why."""
-    idle, has_experts = switched_off_by(source.config), source.config.experts is not None
+    idle, has_experts = switched_off_by(source.config, switches), source.config.experts is not None
     reason = source.quantization.why_none_stays(switches, device, source.dtype, has_experts=has_experts)
     return idle if reason is None else {**idle, "quantized_linear": reason}
 
 
-def switched_off_by(model: ModelConfig) -> dict[str, str]:
-    """Switches that a model cannot have, and why."""
+def switched_off_by(model: ModelConfig, switches: Switches) -> dict[str, str]:
+    """Switches that a model cannot have beside the others, and why."""
     if model.bidirectional:
         whole = "tokens see those after them: prompts are computed whole, and nothing is kept of them"
         return dict.fromkeys(("prefix_cache", "chunked_prefill"), whole)
-    if not model.num_state_layers:
+    if not model.num_state_layers or switches.chunked_prefill:
         return {}
-    return {"prefix_cache": "a prefix of this model is a state, which blocks do not hold"}
+    return {"prefix_cache": "layers of this model keep states, which prompts share where their chunks end"}
 
 
 def resolve_switches(config: RunConfig, device: str) -> Switches:

@@ -36,6 +36,7 @@ CPU = torch.device("cpu")
 VOCAB = 50
 BLOCK_SIZE = 4
 SLOTS = 3
+SNAPSHOTS = 4
 _SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -227,26 +228,22 @@ def _groups(model):
     return window_groups([spec.window for spec in _cached(model)], _SIZES["max_model_len"])
 
 
-def make_states(model):
+def make_states(model, ops):
     """NaN, as the slots' last sequences may have left them."""
     layers = [spec.states for spec in model.mixers if spec.states]
     if not layers:
         return None
-    states = StatePool(layers, SLOTS, torch.float32, CPU)
+    states = StatePool(layers, SLOTS, SNAPSHOTS, torch.float32, CPU, ops)
     for index in range(len(layers)):
         for part in states.layer(index):
             part.fill_(float("nan"))
     return states
 
 
-def _sharing(name, prefix_cache=True):
-    """What sequences share: nothing in a model whose layers keep states."""
-    share = not _shape(name).num_state_layers
-    return {"share_prompts": share, "prefix_cache": share and prefix_cache}
-
-
 def make_engine(name, runner_of, *, async_depth=0, blocks=60, budget=10, **scheduling):
     config = _shape(name)
+    if config.num_state_layers:
+        scheduling.setdefault("snapshots", SNAPSHOTS)
     runner = runner_of(config)
     pools = [BlockPool(blocks, BLOCK_SIZE, window) for window in _groups(runner.model)[0]]
     scheduling |= {"restarts": runner.restarts, "chunk_unit": max(spec.chunk_unit for spec in runner.model.mixers)}
@@ -260,18 +257,18 @@ def make_engine(name, runner_of, *, async_depth=0, blocks=60, budget=10, **sched
     )
 
 
-def plain_engine(name, blocks=60, host_blocks=0):
+def plain_engine(name, blocks=60, host_blocks=0, **scheduling):
     def runner_of(config):
         ops = select(Switches.resolve({}, "cpu"))
         model = build(name, ops)
         return TorchRunner(
-            model, make_cache(model, blocks, ops), ops, make_states(model), restarts=restart_policy(model.mixers)
+            model, make_cache(model, blocks, ops), ops, make_states(model, ops), restarts=restart_policy(model.mixers)
         )
 
-    return make_engine(name, runner_of, blocks=blocks, host_blocks=host_blocks, **_sharing(name))
+    return make_engine(name, runner_of, blocks=blocks, host_blocks=host_blocks, **scheduling)
 
 
-def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10):
+def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10, **scheduling):
     """As a GPU would run it, graphs excepted, with the switches named in ``off`` off and those in ``on`` on."""
     served = {f.name for f in fields(Switches) if "cuda" in f.metadata["devices"]}
     assert served >= {*off, *on}
@@ -298,7 +295,7 @@ def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10):
             max_num_seqs=SLOTS,
             max_len=config.max_model_len,
             window=window,
-            states=make_states(model),
+            states=make_states(model, ops),
             restarts=restart_policy(model.mixers),
         )
 
@@ -312,5 +309,5 @@ def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10):
         exact_prefixes=switches.batch_invariant,
         replays=switches.replays,
         budget=budget,
-        **_sharing(name, prefix_cache=switches.prefix_cache),
+        **{"prefix_cache": switches.prefix_cache, **scheduling},
     )

@@ -59,11 +59,21 @@ def test_a_large_gpu():
 
 
 def test_states_come_out_of_the_same_memory():
-    """States of all slots are in memory next to the blocks: there must be room for both."""
+    """States of all slots, and their snapshots, are in memory next to the blocks: there must be room for both."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
-    rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 256 * 50_000_000
+    rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 288 * 50_000_000
     found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, MEMORIES["cuda"], 50_000_000)
-    assert found.groups[0].blocks == rest // BLOCK
+    assert (found.groups[0].blocks, found.snapshots) == (rest // BLOCK, 32)
+
+
+def test_sequences_without_chunks_have_no_snapshots():
+    """A chunk ends where a snapshot is: memory for those that nobody makes would be lost."""
+    gpu(free=64 * GIB)
+    model = LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, MEMORIES["cuda"], 50_000_000
+    chunked, whole = plan_memory(*model), plan_memory(*model, whole_prompts=True)
+    assert whole.snapshots == 0 and whole.max_num_seqs == chunked.max_num_seqs
+    more = (whole.groups[0].blocks - chunked.groups[0].blocks) * BLOCK
+    assert abs(more - chunked.snapshots * 50_000_000) < BLOCK
 
 
 @pytest.mark.parametrize(("free", "slots"), [(64, 384), (24, 256), (400, 1024)])
@@ -96,7 +106,7 @@ def test_sampling_by_pytorch_keeps_to_few_sequences():
 def test_states_count_for_the_number_of_sequences():
     gpu(free=400 * GIB)
     found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, MEMORIES["cuda"], 5 * 10**8)
-    assert found.max_num_seqs == 576
+    assert (found.max_num_seqs, found.snapshots) == (512, 64)
     assert found.groups[0].blocks * BLOCK + 576 * 5 * 10**8 <= 0.9 * 400 * GIB
 
 

@@ -1,7 +1,7 @@
 """Thousands of random steps, the contents of the KV cache simulated slot by slot.
 
 A slot holds the whole prefix whose K and V it stands for, so that any block shared, copied, evicted or written
-wrongly shows as a prefix that does not belong to the sequence reading it.
+wrongly shows as a prefix that does not belong to the sequence reading it. So do states, and snapshots of them.
 """
 
 import pickle
@@ -32,6 +32,7 @@ GROUPS = 4
 _EVENTS = (
     *("preemptions", "copies", "hits", "resumed", "partial", "stop"),
     *("length", "forks", "gone", "windows", "started over", "accepted", "rejected", "saved", "restored", "kept"),
+    *("snapshots", "loads", "overwritten", "state forks"),
 )
 
 
@@ -55,14 +56,16 @@ class CheckingRunner(Follower):
 
     With ``exact``, a slot also says how its K and V were computed: None for a prompt token, else the length of the
     prompt in front of the generated tokens. Both change the last bits. With a ``trained_len``, it says whether its key
-    has long factors: those of a sequence whose known tokens are more than these.
+    has long factors: those of a sequence whose known tokens are more than these. States hold what their last token's
+    slot does, by the id of a sequence that runs.
     """
 
-    def __init__(self, block_size, exact, windows, trained_len):
+    def __init__(self, block_size, exact, windows, trained_len, has_states):
         super().__init__(len(windows))
         self.block_size, self.exact, self.windows, self.trained_len = block_size, exact, windows, trained_len
         self.tables, self.cache = BlockTables(len(windows)), [{} for _ in windows]
         self.prefixes, self.tokens, self.host = Prefixes(), {}, {}
+        self.has_states, self.states, self.snapshots = has_states, {}, {}
 
     def first_read(self, chunk, group):
         """The first position that the first token of a chunk sees."""
@@ -105,6 +108,9 @@ class CheckingRunner(Follower):
             assert (0, block) not in frozen
             self.cache[0] |= {block * size + i: content for i, content in enumerate(self.host[kept])}
         written, read = set(), []
+        for spec in plan.started:
+            self.states[spec.id] = None
+        self.states |= {sequence_id: self.snapshots[slot] for slot, sequence_id in plan.state_loads}
         for chunk in plan.chunks:
             forget_replayed(self.tokens[chunk.id], chunk, self.specs[chunk.id])
         for chunk, group in product(plan.chunks, range(self.num_groups)):
@@ -117,6 +123,13 @@ class CheckingRunner(Follower):
                 assert (group, slot // size) not in frozen, f"slot {slot} of a full block written again"
                 written.add((group, slot))
                 self.cache[group][slot] = content
+        for chunk in plan.chunks:
+            contents = self.contents(chunk)
+            if self.has_states:
+                assert not chunk.start or self.states[chunk.id] == contents[chunk.start - 1], "states go on from others"
+            self.states[chunk.id] = contents[-1]
+        assert len({slot for _, slot in plan.state_saves}) == len(plan.state_saves)
+        self.snapshots |= {slot: self.states[sequence_id] for sequence_id, slot in plan.state_saves}
         for group, slots, contents in read:
             assert [self.cache[group].get(slot) for slot in slots] == contents
         return StepResult([self.sample(chunk) for chunk in plan.chunks if chunk.sampled])
@@ -177,19 +190,26 @@ def run_once(seed):
     num_blocks = rng.randint(max(2, -(-24 // block_size)), max(4, 90 // block_size))
     pools = random_pools(rng, num_blocks, block_size)
     trained_len = rng.choice([0, 0, rng.randint(1, 40)])
+    chunked_prefill = rng.random() < 0.7
+    # No model with states has long factors.
+    can_have_states = chunked_prefill and [pool.window for pool in pools] == [0] and not trained_len
+    has_states = can_have_states and rng.random() < 0.6
     scheduler = Scheduler(
         *pools,
         max_num_seqs=rng.choice([1, 2, 4, 8, 64]),
         max_num_batched_tokens=rng.choice([1, 2, 5, 16, 64]),
         prefix_cache=rng.random() < 0.7,
-        chunked_prefill=rng.random() < 0.7,
+        chunked_prefill=chunked_prefill,
         exact_prefixes=rng.random() < 0.5,
         replays=rng.random() < 0.5,
         restarts=LongRope(trained_len, 10**6) if trained_len else None,
-        host_blocks=rng.choice([4, 100]) if [pool.window for pool in pools] == [0] else 0,
+        host_blocks=rng.choice([4, 100]) if [pool.window for pool in pools] == [0] and not has_states else 0,
+        snapshots=rng.choice([1, 2, 8]) if has_states else 0,
     )
     capacity = scheduler.max_sequence_len or num_blocks * block_size
-    runner = CheckingRunner(block_size, scheduler.prefixes.exact, [pool.window for pool in pools], trained_len)
+    runner = CheckingRunner(
+        block_size, scheduler.prefixes.exact, [pool.window for pool in pools], trained_len, has_states
+    )
     prompts = random_prompts(rng, longest=min(capacity - 1, 40))
     stop = frozenset({0}) if rng.random() < 0.5 else frozenset()
     max_samples = rng.choice([1, 1, 2, 5])
@@ -202,7 +222,8 @@ def run_once(seed):
         pending.append(first)
         sequences |= {sequence.id: sequence for sequence in (first, *forks)}
     patience = rng.choice([0.0, 0.5, 0.9])
-    guesses = rng.random() < 0.3
+    guesses = rng.random() < 0.3 and not has_states
+    used = set()
     counts, done = Counter(), []
     while pending or scheduler.has_unfinished:
         while pending and (not scheduler.has_unfinished or rng.random() >= patience):
@@ -229,11 +250,15 @@ def run_once(seed):
         counts["copies"] += len(plan.copies)
         counts["saved"] += len(plan.saves)
         counts["restored"] += len(plan.restores)
+        counts["snapshots"] += len(plan.state_saves)
+        counts["loads"] += len(plan.state_loads)
+        counts["overwritten"] += len(used.intersection(slot for _, slot in plan.state_saves))
+        used.update(slot for _, slot in plan.state_saves)
         counts["started over"] += sum(bool(spec.salt) and spec.id in plan.released for spec in plan.started)
         for chunk in plan.chunks:
             sequence = sequences[chunk.id]
             if sequence.sample and not sequence.output_token_ids:
-                counts["forks"] += chunk.start == sequence.num_prompt_tokens - 1
+                counts["state forks" if has_states else "forks"] += chunk.start == sequence.num_prompt_tokens - 1
             elif chunk.id in waiting:
                 counts["hits"] += chunk.start > 0 and chunk.id not in saved
                 counts["resumed"] += len(sequence.output_token_ids) > 0

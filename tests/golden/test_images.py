@@ -469,28 +469,35 @@ def test_tokens_between_vectors(seeing):
 
 
 def test_equal_images_share_blocks_and_others_do_not(seeing):
-    """Placeholders of all images are one token: equal texts with other images took each other's keys."""
+    """Placeholders of all images are one token: equal texts with other images took each other's keys.
+
+    The first that finds blocks without states leaves these for the next.
+    """
     engine = engine_of(seeing.folder, max_num_seqs=1, block_size=4)
-    if not engine.prefix_cache:
-        pytest.skip("blocks hold no states")
+    has_states = engine.runner.states is not None
+
+    def cached_of(name):
+        for _ in range(1 + has_states):
+            (done,) = run(engine, seeing.requests([name])).values()
+        return done.cached_tokens
+
     (one, two) = seeing.requests(["one", "two"])
     length, image = len(one.prompt_token_ids), one.images[0]
     cached = [done.cached_tokens for _, done in sorted(run(engine, seeing.requests(["one"] * 2)).items())]
-    assert cached == [0, length - 1 if length % 4 == 0 else length // 4 * 4]
+    assert cached == [0, length - 1 if length % 4 == 0 and not has_states else (length - 1) // 4 * 4]
     # The text before the image, and the mark of its begin if that is no token of the image.
-    (other,) = run(engine, seeing.requests(["other image"])).values()
     before = 0 if seeing.family.both_ways else image.offset // 4 * 4
-    assert other.cached_tokens == before
+    assert cached_of("other image") == before
     # A block that begins with an image and ends in it is not of the text alone.
     common = [
         *takewhile(lambda pair: pair[0] == pair[1], zip(one.prompt_token_ids, two.prompt_token_ids, strict=False))
     ]
-    (found,) = run(engine, seeing.requests(["two"])).values()
+    found = cached_of("two")
     if seeing.family.nested or seeing.family.both_ways:
         # The image is cut otherwise there, or sees what follows.
-        assert found.cached_tokens == before
+        assert found == before
     else:
-        assert found.cached_tokens == len(common) // 4 * 4 > image.offset
+        assert found == len(common) // 4 * 4 > image.offset
 
 
 def test_completions_of_one_prompt_with_images(seeing):

@@ -1,15 +1,19 @@
 """Layers that keep a state beside the KV cache: a slot for each seat, through preemptions, aborts and completions."""
 
+import pytest
 import torch
 
 from rosebatch.config.run import RunConfig
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache import memory
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.launch.plan import plan_launch
 from tests.golden.conftest import NEW_TOKENS
 from tests.helpers.running import run_choices
+
+WITH_STATES = ["qwen3_5", "qwen3_next", "lfm2"]
 
 
 def requests_of(prompts, **sampling):
@@ -25,15 +29,71 @@ def test_a_preempted_sequence_starts_over(goldens, make_engine, greedy_tokens):
     assert engine.stats.preemptions > 0
 
 
-def test_completions_of_a_request_compute_its_prompt_each(goldens, make_engine):
-    """They cannot share blocks: the state at the prompt's end would be missing."""
-    golden = goldens("qwen3_5")
-    engine = make_engine(golden.folder, seqs=4, block_size=4)
-    done = run_choices(engine, requests_of(golden.prompts[:6], n=3))
-    assert len(done) == 18
+@pytest.mark.parametrize("name", WITH_STATES)
+@pytest.mark.parametrize("limits", [{}, {"seqs": 2}, {"chunk": 7}, {"blocks": 90, "seqs": 6}], ids=str)
+def test_completions_of_a_request_copy_its_states(name, limits, goldens, make_engine):
+    """The prompt is computed once. Each further completion begins behind its last token but one, in a copy of its own:
+
+    one that went on in another's slot, or in a snapshot that was overwritten, would have other tokens.
+    """
+    golden = goldens(name)
+    engine = make_engine(golden.folder, **{"seqs": 5, "block_size": 4, "prefix_cache": False, **limits})
+    prompts = golden.prompts[:10]
+    done = run_choices(engine, requests_of(prompts, n=3))
+    assert len(done) == 30
     for (request, _), completion in done.items():
         assert list(completion.token_ids) == golden.expected[request]
-    assert engine.stats.computed_tokens == 3 * sum(len(p) + NEW_TOKENS - 1 for p in golden.prompts[:6])
+    if "blocks" not in limits:
+        own = 2 + 3 * (NEW_TOKENS - 1)
+        assert engine.stats.computed_tokens == sum(len(prompt) + own for prompt in prompts)
+
+
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_a_beginning_is_computed_once(name, goldens, make_engine, greedy_tokens):
+    """Rows part at tokens that are in the middle of a block: the whole blocks in front of these are shared.
+
+    Behind 41 common tokens the rows of a group have four, behind these one of its own or none.
+    """
+    golden = goldens(name)
+    common = max(golden.prompts, key=len)[:41]
+    prompts = [[*common, *[group] * 5, *[7] * (row % 3), row] for group in range(3) for row in range(4)]
+    alone = make_engine(golden.folder, block_size=4, prefix_cache=False)
+    wanted = greedy_tokens(alone, prompts)
+    assert alone.stats.computed_tokens == sum(map(len, prompts)) + len(prompts) * (NEW_TOKENS - 1)
+    for limits in ({}, {"chunk": 9}, {"seqs": 1}):
+        engine = make_engine(golden.folder, block_size=4, **limits)
+        assert greedy_tokens(engine, prompts) == wanted
+        # 40 of the 41 tokens once, and 4 of each group's; what is behind 44 by each row.
+        own = sum(len(prompt) - 44 for prompt in prompts) + len(prompts) * (NEW_TOKENS - 1)
+        assert engine.stats.computed_tokens == 40 + 3 * 4 + own
+        # Now all is there.
+        assert greedy_tokens(engine, prompts[::-1]) == wanted[::-1]
+
+
+@pytest.mark.parametrize("name", WITH_STATES)
+@pytest.mark.parametrize("limits", [{}, {"chunk": 50, "seqs": 5, "blocks": 40}, {"chunk": 16, "seqs": 2}], ids=str)
+def test_rows_with_a_common_beginning(name, limits, goldens, make_engine, greedy_tokens):
+    """Beginnings of all lengths, in no order, chunked and preempted: others' states would give other tokens."""
+    golden = goldens(name)
+    engine = make_engine(golden.folder, block_size=4, **limits)
+    for _ in range(2):
+        assert greedy_tokens(engine, golden.prompts) == golden.expected
+    if "blocks" not in limits:
+        assert engine.stats.computed_tokens < 2 * sum(len(p) + NEW_TOKENS - 1 for p in golden.prompts)
+    assert engine.stats.preemptions > 0 or "blocks" not in limits
+
+
+def test_few_snapshots(goldens, make_engine, greedy_tokens, monkeypatch):
+    """One that is overwritten is found no more, and its rows begin with the next shorter one, or with zeros."""
+    monkeypatch.setattr(memory, "_FEWEST_SNAPSHOTS", 1)
+    golden = goldens("qwen3_5")
+    prompts = [[*[5] * 20, *[k // 4] * 20, k] for k in range(24)]
+    wanted = greedy_tokens(make_engine(golden.folder, prefix_cache=False), prompts)
+    engine = make_engine(golden.folder, block_size=4, seqs=3)
+    assert engine.runner.states.num_snapshots == 1
+    assert greedy_tokens(engine, prompts) == wanted
+    own = len(prompts) * NEW_TOKENS
+    assert engine.stats.computed_tokens <= 7 * 40 + own
 
 
 def test_an_abort_frees_all_slots(goldens, make_engine, greedy_tokens):
@@ -48,20 +108,25 @@ def test_an_abort_frees_all_slots(goldens, make_engine, greedy_tokens):
     assert greedy_tokens(engine, golden.prompts[:9]) == golden.expected[:9]
 
 
-def test_no_prefix_is_found(goldens, make_engine, greedy_tokens):
-    """Blocks of a prefix hold no state; the switch is on in this engine."""
+def test_nothing_is_shared_without_chunks(goldens, make_engine):
+    """A chunk ends where a snapshot is. The switches are on in this engine."""
     golden = goldens("qwen3_5")
-    engine = make_engine(golden.folder, block_size=4, prefix_cache=True)
+    engine = make_engine(golden.folder, block_size=4, prefix_cache=True, chunked_prefill=False)
     for _ in range(2):
-        assert greedy_tokens(engine, golden.prompts[:8]) == golden.expected[:8]
+        done = run_choices(engine, requests_of(golden.prompts[:8], n=2))
+        assert all(list(each.token_ids) == golden.expected[request] for (request, _), each in done.items())
     assert not engine.prefix_cache
-    assert engine.stats.computed_tokens == 2 * sum(len(p) + NEW_TOKENS - 1 for p in golden.prompts[:8])
+    assert engine.stats.computed_tokens == 4 * sum(len(p) + NEW_TOKENS - 1 for p in golden.prompts[:8])
 
 
 def test_the_run_says_why_the_prefix_cache_is_off(goldens, capsys):
-    plan = plan_launch(RunConfig.of(str(goldens("qwen3_5").folder), device="cpu", prefix_cache=True))
+    """Without a word, a shared beginning would cost as much as many."""
+    folder = str(goldens("qwen3_5").folder)
+    assert plan_launch(RunConfig.of(folder, device="cpu", prefix_cache=True)).switches.prefix_cache
+    assert not capsys.readouterr().err
+    plan = plan_launch(RunConfig.of(folder, device="cpu", prefix_cache=True, chunked_prefill=False))
     assert not plan.switches.prefix_cache
-    assert "--prefix-cache has no effect: a prefix of this model is a state" in capsys.readouterr().err
+    assert "--prefix-cache has no effect: layers of this model keep states" in capsys.readouterr().err
 
 
 def test_layers_with_a_state_take_no_blocks(goldens, make_engine):
@@ -73,5 +138,5 @@ def test_layers_with_a_state_take_no_blocks(goldens, make_engine):
     assert len(layers) == 1
     assert cache.nbytes == sum(cache.num_blocks) * bytes_per_block(layers, cache.block_size, torch.float32)
     kept = [spec.states for spec in specs if spec.states]
-    assert states.nbytes == engine.max_num_seqs * state_bytes(kept, torch.float32)
+    assert states.nbytes == (engine.max_num_seqs + states.num_snapshots) * state_bytes(kept, torch.float32)
     assert isinstance(states, StatePool)

@@ -174,7 +174,10 @@ def test_the_summary_of_a_model_with_states(check):
     """They lie beside the KV cache, whose blocks are those of a quarter of the layers."""
     checked, _ = check([{"prompt": "x", "max_tokens": 4}] * 3)
     rows = summary(checked, plan_of("qwen3.5-9b", "bfloat16"))
-    assert rows["states"] == f"{2 * 51_904_512 / 2**20:.1f} MiB for 2 rows at once"
+    assert (
+        rows["states"]
+        == f"{2 * 51_904_512 / 2**20:.1f} MiB for 2 rows at once, 0.19 GiB for 4 snapshots of shared beginnings"
+    )
     assert rows["KV cache"].startswith(f"at most {2 * 2 * 16 * 32_768 / 2**20:.1f} MiB")
 
 

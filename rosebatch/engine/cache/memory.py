@@ -23,6 +23,9 @@ _STEP_SHARE = 0.25
 # Sequences at a time, if memory decides: so many tokens of the KV cache are there for each.
 _SLOT_TOKENS = 1024
 _MIN_SLOTS, _MAX_SLOTS = 256, 1024
+# Snapshots of states: one for so many sequences that run, but a few. The prompts of a step seldom need more.
+_SEQS_A_SNAPSHOT = 8
+_FEWEST_SNAPSHOTS, _MOST_SNAPSHOTS = 4, 64
 # Share of a CPU's free memory that the KV cache takes.
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
@@ -67,6 +70,7 @@ class MemoryPlan:
         groups: of its layers, see ``window_groups``; none if nothing is kept of tokens.
         group_of: the number of each layer's group.
         host_blocks: of the host's memory, for preempted sequences.
+        snapshots: of states.
     """
 
     groups: tuple[KVGroup, ...]
@@ -74,6 +78,7 @@ class MemoryPlan:
     max_num_batched_tokens: int
     max_num_seqs: int
     host_blocks: int = 0
+    snapshots: int = 0
 
 
 def plan_memory(
@@ -99,7 +104,7 @@ def plan_memory(
         block_size: tokens of a KV cache block.
         dtype: of activations.
         device: with the weights in it.
-        state_bytes: that a sequence's states take next to its blocks.
+        state_bytes: that a sequence's states take next to its blocks, and a snapshot of them.
         windows: the sliding window of each layer; None for full attention in all.
         whole_prompts: whether a prompt is computed in one step, however long.
         fused_sampler: without it, sampling takes several times the memory of the logits, so memory decides no slots.
@@ -113,6 +118,8 @@ def plan_memory(
     if windows != (0,) or state_bytes:
         # Window groups give blocks back while a sequence runs, and no block holds a state.
         host_bytes = 0
+    # Chunks end where snapshots are, which stand behind blocks of whole beginnings.
+    shares = state_bytes > 0 and not whole_prompts and windows == (0,)
     free = device.free
     tokens = batched_tokens(limits, device.device)
     slots = min_slots(limits)
@@ -131,13 +138,15 @@ def plan_memory(
         share = limits.gpu_memory_utilization
         usable = int(min(share * device.total - device.taken, share * free)) - (BUFFER_BYTES if host_bytes else 0)
         if fused_sampler and limits.max_num_seqs == "auto":
-            row = -(-_SLOT_TOKENS // block_size) * bytes_per_block(layers, block_size, dtype) + state_bytes
+            of_states = state_bytes + shares * state_bytes // _SEQS_A_SNAPSHOT
+            row = -(-_SLOT_TOKENS // block_size) * bytes_per_block(layers, block_size, dtype) + of_states
             left = limits.kv_cache_bytes or usable - step_bytes(config, tokens, _MAX_SLOTS, dtype)
             slots = min(max(left // row // 64 * 64, slots), _MAX_SLOTS)
         memory = usable - step_bytes(config, tokens, slots, dtype)
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST) // _sharers(limits)
-    memory = limits.kv_cache_bytes or max(memory - slots * state_bytes, 0)
+    states = slots + shares * num_snapshots(slots)
+    memory = limits.kv_cache_bytes or max(memory - states * state_bytes, 0)
     tokens, memory, slots, host_bytes = minimum([tokens, memory, slots, host_bytes])
     members = [[p for p, group in zip(layers, group_of, strict=True) if group == n] for n in range(len(windows))]
     longest = config.max_model_len
@@ -148,7 +157,8 @@ def plan_memory(
     if min(blocks) < 1 or min(blocks) * block_size < 2:
         raise FlagError(_no_room(limits, device.device, memory, block_size, sum(sizes)))
     groups = tuple(map(KVGroup, windows, map(len, members), blocks))
-    return MemoryPlan(groups, group_of, tokens, slots, min(blocks[0], host_bytes // sizes[0]))
+    snapshots = num_snapshots(slots) if shares else 0
+    return MemoryPlan(groups, group_of, tokens, slots, min(blocks[0], host_bytes // sizes[0]), snapshots)
 
 
 def swap_bytes(limits: RunConfig) -> int:
@@ -164,6 +174,11 @@ def min_slots(limits: RunConfig) -> int:
 def max_slots(limits: RunConfig) -> int:
     """Sequences at a time, as far as a GPU's memory allows."""
     return _MAX_SLOTS if limits.max_num_seqs == "auto" else limits.max_num_seqs
+
+
+def num_snapshots(slots: int) -> int:
+    """Snapshots of states beside those of so many sequences at a time."""
+    return min(max(slots // _SEQS_A_SNAPSHOT, _FEWEST_SNAPSHOTS), _MOST_SNAPSHOTS)
 
 
 def batched_tokens(limits: RunConfig, device: str) -> int:

@@ -11,6 +11,7 @@ from rosebatch.engine.plan import BlockChange, BlockCopy
 from rosebatch.engine.scheduling.block_group import BlockGroup, held_blocks
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.snapshots import Snapshots
 
 
 class BlockTables:
@@ -19,15 +20,18 @@ class BlockTables:
     Args:
         pools: one for each group, in the order of the groups' numbers; all with one block size. None if nothing is kept
             of tokens: then no sequence needs blocks.
+        snapshots: of states; None if sequences have none, or share none.
 
     Attributes:
         groups: all of them.
         window_groups: those with a sliding window.
     """
 
-    def __init__(self, pools: Sequence[BlockPool]) -> None:
+    def __init__(self, pools: Sequence[BlockPool], snapshots: Snapshots | None = None) -> None:
         assert len({pool.block_size for pool in pools}) <= 1, "groups have one block size"
+        assert snapshots is None or (len(pools) == 1 and not pools[0].window), "snapshots stand behind blocks"
         self.pools = tuple(pools)
+        self.snapshots = snapshots
         self.block_size = pools[0].block_size if pools else 1
         self.groups = [BlockGroup(number, pool) for number, pool in enumerate(pools)]
         self._no_copies = (False,) * len(pools)
@@ -142,6 +146,8 @@ class BlockTables:
         missing = -(-num_tokens // self.block_size) - len(sequence.tables[0])
         for group, table, count in zip(self.groups, sequence.tables, needed):  # noqa: B905 (strict takes time)
             number, blocks = group.number, group.pool.allocate(count)
+            if self.snapshots is not None:
+                self.snapshots.forget(blocks)
             if group.tainted:
                 wipes += [(number, block) for block in group.tainted.intersection(blocks)]
                 group.tainted.difference_update(blocks)
@@ -185,6 +191,8 @@ class BlockTables:
             pool.free(held_blocks(table) if pool.window else table)
         sequence.tables = []
         sequence.num_computed_tokens = 0
+        if self.snapshots is not None:
+            self.snapshots.drop(sequence)
 
     def taint(self, sequence: SequenceState) -> None:
         """Make its K and V unfindable. They may hold NaN, which spreads from masked keys too."""
@@ -212,6 +220,8 @@ class BlockTables:
             group.in_flight.clear()
             group.pool.free_all()
             group.copy_sources = []
+        if self.snapshots is not None:
+            self.snapshots.clear()
 
     def forget_in_flight(self) -> None:
         """Make blocks of the step under way unfindable: perhaps it was not computed, or not planned to its end."""

@@ -33,6 +33,8 @@ class PlanBuilder:
     wipes: list[tuple[int, int]] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     restores: list[HostCopy] = field(default_factory=list)
+    state_loads: list[tuple[int, int]] = field(default_factory=list)
+    state_saves: list[tuple[int, int]] = field(default_factory=list)
     started: list[SequenceSpec] = field(default_factory=list)
     num_preempted: int = 0
     reset: bool = False
@@ -44,6 +46,8 @@ class PlanBuilder:
             "wipes": tuple(self.wipes),
             "copies": tuple(self.copies),
             "restores": tuple(self.restores),
+            "state_loads": tuple(self.state_loads),
+            "state_saves": tuple(self.state_saves),
             "started": tuple(self.started),
             "released": tuple(released),
             "num_preempted": self.num_preempted,

@@ -33,36 +33,56 @@ class PrefixCache:
         # One group of layers without a window, of which any number of blocks may be held.
         self._is_plain = len(blocks.groups) == 1 and not blocks.window_groups and unit == 1
 
-    def take(self, sequence: SequenceState) -> None:
-        """Hold the blocks of the longest cached prefix, if any: its tokens are computed.
+    def take(self, sequence: SequenceState) -> int:
+        """Hold the blocks of the longest cached prefix, if any: its tokens are computed. Returns how many were found.
+
+        Where sequences have states, it ends at a snapshot; further blocks may be found.
 
         A full group needs all of its blocks, a window group those that the next token sees. If a prompt is
         cached to its very end, its last token is recomputed in a copy of the last block. If that block is being
         computed in this very step, it is left out instead.
         """
         size = self.blocks.block_size
+        snapshots = self.blocks.snapshots
         whole = sequence.num_reusable_tokens // size if self.enabled else 0
+        if snapshots is not None:
+            # A state cannot go back by a token.
+            whole = min(whole, (sequence.num_known_tokens - 1) // size)
         count, found = 0, list[list[int]]()
         if whole:
             labels = self._labels(sequence, whole)
             for pool in self.blocks.pools:
                 found.append(_found(pool, labels, sequence))
             count = self._longest_prefix(sequence.num_known_tokens, found) if any(found) else 0
+        longest = count * size
+        if snapshots is not None:
+            count = snapshots.hold(sequence, found[0][:count]) if count else 0
         if not count:
             sequence.num_computed_tokens = 0
             sequence.tables = [[] for _ in self.blocks.groups]
-            return
+            return longest
         sequence.num_computed_tokens = min(count * size, sequence.num_known_tokens - 1)
         if self._is_plain:
             sequence.tables = [found[0][:count]]
             self.blocks.pools[0].share(sequence.tables[0])
-            return
+            return longest
         sequence.tables = []
         for group, own in zip(self.blocks.groups, found, strict=True):
             first = group.first_seen(sequence.num_computed_tokens)
             seen = own[first:count]
             group.pool.share(seen)
             sequence.tables.append([GONE] * first + seen)
+        return longest
+
+    def findable(self, sequence: SequenceState, count: int) -> int | None:
+        """The last of the first ``count`` blocks of a sequence, as prompts find it; None if they do not."""
+        if not self.enabled or not count:
+            return None
+        pool, own = self.blocks.pools[0], sequence.tables[0][count - 1]
+        if pool.prefixes.runs[own] is not None:
+            return own
+        found = _found(pool, self._labels(sequence, count), sequence)
+        return found[-1] if len(found) == count and found[-1] != GONE else None
 
     def register(self, sequence: SequenceState, start: int, end: int, *, in_flight: bool = False) -> None:
         """Make findable the blocks that tokens ``start .. end - 1`` fill, as far as they are not gone.

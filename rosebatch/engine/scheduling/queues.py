@@ -137,7 +137,8 @@ class SequenceQueues:
             assert sequence.status is Status.ENDING and sequence.num_pending_tokens
         for sequence in self.waiting:
             assert sequence.status is Status.WAITING
-            assert not sequence.tables or sequence.num_computed_tokens == sequence.num_prompt_tokens - 1
+            left = sequence.num_prompt_tokens - sequence.num_computed_tokens
+            assert not sequence.tables or (left == 1 if sequence.snapshot is None else left > 0)
         assert all(self.started[s.id] is s for s in (*self.running, *self.ending)), "what runs was started"
         assert not any(s.status is Status.FINISHED for s in self.started.values()), "what finished is forgotten"
         unborn = sum(len(sequence.forks) for sequence in (*self.running, *self.waiting))

@@ -31,6 +31,7 @@ from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
 from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.snapshots import Snapshots
 from rosebatch.engine.scheduling.step_planner import MIXED, MixedSteps, SeparateDecodes, StepPlanner, StepPolicy
 
 
@@ -70,6 +71,8 @@ class Scheduler:
             then adds up in one order.
         chunk_unit: with ``replays``, chunks end at multiples of so many tokens too, and so do cached prefixes.
         whole_images: no chunk ends inside of an image.
+        snapshots: slots for copies of states, of sequences that have any; needs chunked prefill, and one group without
+            a window. Such sequences share nothing without it.
         forces: width of the logits, where tokens that a grammar leaves no choice for are not sampled, and computed like
             those of a prompt. 0: all are sampled.
     """
@@ -89,14 +92,16 @@ class Scheduler:
         replays: bool = False,
         chunk_unit: int = 1,
         whole_images: bool = False,
+        snapshots: int = 0,
         forces: int = 0,
     ) -> None:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
-        self.blocks = BlockTables(pools)
-        self.queues = SequenceQueues()
-        size = self.blocks.block_size
+        assert not snapshots or chunked_prefill, "chunks end where snapshots are"
+        size = pools[0].block_size if pools else 1
         unit = math.lcm(size, chunk_unit) if replays else 1
-        blocks = max(unit // size, 1)
+        blocks, ends = max(unit // size, 1), ChunkEnds(unit, whole_images)
+        self.blocks = BlockTables(pools, Snapshots(snapshots, blocks * size, ends) if snapshots else None)
+        self.queues = SequenceQueues()
         self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes, unit=blocks)
         self.restarts = restarts
         self.planner = StepPlanner(
@@ -110,7 +115,7 @@ class Scheduler:
             chunked_prefill=chunked_prefill,
             share_prompts=share_prompts,
             rewind=self._rewind if replays else None,
-            ends=ChunkEnds(unit, whole_images),
+            ends=ends,
             forces=forces,
         )
 
@@ -332,11 +337,15 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that blocks and sequences agree; see ``BlockPool.check_integrity``."""
         self.blocks.check_integrity(self.queues)
+        if self.blocks.snapshots is not None:
+            self.blocks.snapshots.check_integrity(self.queues)
         self.planner.host_blocks.check_integrity(self.queues.waiting)
         self.queues.check_integrity()
         if isinstance(self.planner.policy, SeparateDecodes):
             parts = [s for s in self.queues.running if not (s.decoding or s.num_pending_tokens)]
-            assert len(parts) <= 1, "only one has a prompt that is computed in part"
+            size, shares = self.blocks.block_size, self.blocks.snapshots is not None
+            short = [s for s in parts if not (shares and len(s.block_ids) * size >= s.num_tokens)]
+            assert len(short) <= 1, "one at most has a prompt that is computed in part, and not all of its blocks"
         for sequence in self.queues.running:
             held = len(sequence.block_ids) * self.blocks.block_size
             assert not self.blocks.pools or held >= sequence.num_computed_tokens

@@ -47,6 +47,8 @@ class SequenceState(msgspec.Struct, eq=False):
         generated: the tokens so far, 32 bits each.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockTables``; empty if it holds no blocks.
+        snapshot: the slot of the states that it begins with, see ``Snapshots``; None where it begins with zeros.
+        snapshot_ends: places in its prompt where a chunk ends, and its states are saved; those to come.
         saved_blocks: of the host, see ``HostBlocks``: they hold K and V of its first ``num_saved_tokens``.
         turn: a number that is higher for those that started to run later; 0 before.
         decoding: whether a plan has sampled its newest token.
@@ -79,6 +81,8 @@ class SequenceState(msgspec.Struct, eq=False):
     num_pending_tokens: int = 0
     num_cached_tokens: int | None = None
     tables: list[list[int]] = []
+    snapshot: int | None = None
+    snapshot_ends: list[int] = []
     saved_blocks: list[int] = []
     num_saved_tokens: int = 0
     status: Status = Status.WAITING

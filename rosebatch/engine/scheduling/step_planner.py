@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
 from rosebatch.engine.scheduling.answer_pool import AnswerPool
@@ -20,8 +20,11 @@ from rosebatch.engine.scheduling.plan_builder import PlanBuilder
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
 from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.snapshots import Snapshots
 
 _NO_TOKENS = array("I")
+# Waiting sequences at most that a plan lets wait for what it computes: the next one is not far.
+_MOST_ASIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class StepPlanner:
     _plan: PlanBuilder = field(default_factory=PlanBuilder)
     # Whether the token budget, and not slots or blocks, ended the last admission.
     _admitting: bool = False
+    # Waiting sequences whose beginning this plan computes: they begin behind it in the next one.
+    _aside: list[SequenceState] = field(default_factory=list)
     _ends_anywhere: bool = False
     # Of the answers that the runner has.
     _sent_version: int = 0
@@ -85,7 +90,7 @@ class StepPlanner:
         """Start over: all sequences were dropped, and the runner has to forget them."""
         self._plan, self._sent_version = PlanBuilder(reset=True), 0
         self.host_blocks.free_all()
-        self._admitting = False
+        self._admitting, self._aside = False, []
 
     def next_plan(self) -> StepPlan | None:
         """Running sequences, oldest first, then as many waiting ones as fit; None if nothing can be planned."""
@@ -103,25 +108,31 @@ class StepPlanner:
         # A preempted sequence would take its blocks back at once. But if nothing runs, only it can go on.
         if not (self._plan.num_preempted and self.queues.running) and self._admits():
             budget = self._admit_waiting(budget)
-            self._admitting = budget <= 0
+            self._admitting = budget <= 0 or bool(self._aside)
+            self.queues.waiting.extendleft(reversed(self._aside))
+            self._aside = []
         if not self._plan.chunks and self.decodes and isinstance(self.policy, SeparateDecodes):
             self._plan_decodes(self.policy.max_steps)
         plan = self._plan.build(self.queues.released)
         if plan is not None:
             self._plan, self.queues.released = PlanBuilder(), []
+            if self.snapshots is not None:
+                self.snapshots.pending.clear()
             self.blocks.release(self.queues.running, self.queues.forked)
         return plan
 
     def _continue_running(self) -> int:
         """Plan chunks of the running sequences; returns the rest of the budget."""
         budget, running = self.max_num_batched_tokens, self.queues.running
-        # After a part of a prompt nothing else is planned: where decodes are separate, only one has tokens here.
+        # Where decodes are separate, only one has tokens here, beside those whose chunks end for snapshots.
         mixed = isinstance(self.policy, MixedSteps)
         for sequence in [each for each in running if mixed or not each.decoding]:
             if budget <= 0 or sequence.waits:
                 # The youngest are those that others take blocks from.
                 break
             length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self.max_chunk)
+            if sequence.snapshot_ends:
+                length = min(length, sequence.snapshot_ends[0] - sequence.num_computed_tokens)
             if length > 1 or not sequence.decoding:
                 length = self._cut(sequence, sequence.num_computed_tokens, self.blocks.cut(sequence, length))
                 if not length:
@@ -148,41 +159,56 @@ class StepPlanner:
         waiting, running, blocks = self.queues.waiting, self.queues.running, self.blocks
         separate = isinstance(self.policy, SeparateDecodes)
         over_budget_allowed = not self.chunked_prefill
-        while waiting and len(running) < self.max_num_seqs and budget > 0:
+        snapshots = self.snapshots
+        while waiting and len(running) + len(self._aside) < self.max_num_seqs and budget > 0:
             sequence = waiting[0]
             resumes = separate and bool(sequence.saved_blocks)
             if self._plan.chunks if resumes else self._plan.started and not self._plan.chunks:
                 break
-            if not sequence.tables:
-                self.prefixes.take(sequence)
+            # A fork's snapshot is found no more, so it keeps that until others need its blocks.
+            keeps = snapshots is not None and bool(sequence.tables)
+            found = 0 if sequence.tables else self.prefixes.take(sequence)
+            if snapshots is not None and not self._may_begin(sequence, found):
+                if len(self._aside) == _MOST_ASIDE:
+                    break
+                self._aside.append(waiting.popleft())
+                continue
             start = max(sequence.num_computed_tokens, sequence.num_saved_tokens)
             known = sequence.num_prompt_tokens + len(sequence.generated)
             length = whole = known - start
             if self.chunked_prefill:
                 length = min(whole, budget, self.max_chunk)
+                if sequence.snapshot_ends:
+                    length = min(length, sequence.snapshot_ends[0] - start)
                 if length < whole and not (length := self._cut(sequence, start, length)):
-                    blocks.free(sequence)
+                    if not keeps:
+                        blocks.free(sequence)
                     return 0
             elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
                 blocks.free(sequence)
                 break
             end = start + length
             if not blocks.has_room(sequence, known, end, spare=len(running)):
-                blocks.free(sequence)
+                if not keeps:
+                    blocks.free(sequence)
                 if not running and self._release_fork():
                     continue
                 break
-            is_new, missing = not any(sequence.tables), blocks.short_of(sequence, end)
-            changes = blocks.take(sequence, end, missing, self._plan.wipes, self._plan.copies)
+            # Others may follow a chunk that ends for a snapshot, and take no block that it will need.
+            held = end if snapshots is None else known
+            is_new, missing = not any(sequence.tables), blocks.short_of(sequence, held)
+            changes = blocks.take(sequence, held, missing, self._plan.wipes, self._plan.copies)
             self.queues.start_next()
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
             self._plan.started.append(sequence.spec)
+            if snapshots is not None and (slot := snapshots.load(sequence)) is not None:
+                self._plan.state_loads.append((slot, sequence.spec.id))
             if sequence.saved_blocks:
-                found = sequence.num_computed_tokens
+                before = sequence.num_computed_tokens
                 self._plan.restores += self.host_blocks.restore(sequence)
                 # Others may share them again. No copy of this plan reads them: copies come before restores.
-                self.prefixes.register(sequence, found, sequence.num_computed_tokens, in_flight=True)
+                self.prefixes.register(sequence, before, sequence.num_computed_tokens, in_flight=True)
             if resumes:
                 sequence.decoding = sequence.resumed = True
                 continue
@@ -190,6 +216,21 @@ class StepPlanner:
             budget = self._plan_chunk(sequence, length, changes, budget)
             over_budget_allowed = False
         return budget
+
+    def _may_begin(self, sequence: SequenceState, found: int) -> bool:
+        """Decide where a sequence with states leaves snapshots; False if it has to wait for the next plan.
+
+        This plan makes the snapshot that it begins with, or there is none for its forks before those of others begin.
+        ``found``: see ``PrefixCache.take``.
+        """
+        snapshots = self.snapshots
+        assert snapshots is not None, "it has states"
+        if sequence.snapshot in snapshots.pending or (sequence.forks and self._plan.chunks and snapshots.is_full):
+            self.blocks.free(sequence)
+            return False
+        behind = islice(self.queues.waiting, 1, None) if self.prefixes.enabled else ()
+        snapshots.plan_ends(sequence, found, behind, forks=self.share_prompts)
+        return True
 
     def _cut(self, sequence: SequenceState, start: int, length: int) -> int:
         """How many of so many tokens from ``start`` on are a chunk; 0 where a step with more room has to take it."""
@@ -220,23 +261,41 @@ class StepPlanner:
             sequence.decoding = sampled > 0
             if known + (sampled or 1) == spec.max_len:
                 self.queues.planned.append(sequence)
-            if sequence.forks:
-                self._fork(sequence)
+        parts = end in sequence.snapshot_ends[:1]
+        if parts:
+            self._save(sequence)
+        elif ends and sequence.forks:
+            self._fork(sequence, sequence.num_prompt_tokens - 1)
         adjusts = sampled and spec.has_features and spec.sampling.adjusts
         output = tuple(sequence.output_token_ids) if adjusts else ()
         pools = ends and spec.pooling is not None
         self._plan.chunks.append(Chunk(spec.id, start, token_ids, sampled, changes, output, pools, decodes))
-        return budget - length if ends else 0
+        return budget - length if ends or parts else 0
 
-    def _fork(self, sequence: SequenceState) -> None:
-        """Give its forks the blocks of its prompt: for them, all prompt tokens but the last are computed.
+    def _save(self, sequence: SequenceState) -> None:
+        """Save the states behind a chunk, for those that wait for them, and give them to its forks after the last."""
+        del sequence.snapshot_ends[0]
+        snapshots, end, size = self.snapshots, sequence.num_computed_tokens, self.blocks.block_size
+        assert snapshots is not None, "it has states"
+        forks = () if sequence.snapshot_ends or not self.share_prompts else sequence.forks
+        block = None if end % size else self.prefixes.findable(sequence, end // size)
+        if block is None and not forks:
+            return
+        if (slot := snapshots.save(block, forks)) is not None:
+            self._plan.state_saves.append((sequence.spec.id, slot))
+        if forks and forks[0].snapshot is not None:
+            self._fork(sequence, end)
+
+    def _fork(self, sequence: SequenceState, end: int) -> None:
+        """Give its forks the blocks of its prompt: for them, the tokens before ``end`` are computed.
 
         They join the waiting before the next plan. In this plan, a copy of the last block would run before the block
-        is written.
+        is written. Sequences with states have forks that share where there is a snapshot.
         """
-        for fork in sequence.forks if self.share_prompts else ():
-            self.blocks.share(sequence, fork, sequence.num_prompt_tokens)
-            fork.num_computed_tokens = sequence.num_prompt_tokens - 1
+        shares = self.share_prompts and (self.snapshots is None or sequence.forks[0].snapshot is not None)
+        for fork in sequence.forks if shares else ():
+            self.blocks.share(sequence, fork, end)
+            fork.num_computed_tokens = end
             fork.num_cached_tokens = sequence.num_cached_tokens
         self.queues.fork(sequence)
 
@@ -354,6 +413,11 @@ class StepPlanner:
             spare -= further
             ends.append(sequence.num_computed_tokens + 1 + further)
         return ends
+
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """Of states; None if sequences have none, or share none."""
+        return self.blocks.snapshots
 
     @property
     def forcing(self) -> bool:

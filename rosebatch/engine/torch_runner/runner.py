@@ -116,6 +116,8 @@ class TorchRunner:
             both_ways=both_ways != "",
         )
         self.cache.change(plan, self.staging)
+        if self.states is not None:
+            self.states.load(plan, self.states.slots.__getitem__, self.staging)
         attention = TorchAttention(
             batch, self.cache, self._cached, self.ops, self.states, sections, everywhere=both_ways != "windows"
         )
@@ -140,6 +142,8 @@ class TorchRunner:
             ends = hidden[batch.last_rows]
             operators = self.model.logits, self.ops.logprob_rows
             of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.staging, self.staging)()
+        if self.states is not None:
+            self.states.save(plan, self.states.slots.__getitem__, self.staging)
         if self.drafts is not None and states is not None:
             self.drafts.follow(batch, states)
         pooled = self.pooling.fetch(plan, specs, ends[count:], hidden, self.staging, self.staging)()

@@ -46,8 +46,9 @@ from rosebatch_kernels.common import host_waits
 
 # Three plans are launched before the first is read. Each has tokens, log-probabilities, a prompt's, and pooled states.
 _MAX_FETCHES = 12
-# Each of these sends five times: moves, cells, rotary shifts, tokens, and places or ends of keys of images.
-_MAX_SENDS = 16
+# Each of these sends seven times: moves, cells, rotary shifts, tokens, places or ends of keys of images, and snapshots
+# twice.
+_MAX_SENDS = 24
 
 # At most so many rows have the features that are warmed up: their tables would be large.
 _FEATURE_ROWS = 16
@@ -166,6 +167,8 @@ class TritonRunner:
         """
         steps, features = self.steps, Features()
         self.cache.copy([(group, last - 1, last - 1) for group, last in enumerate(self.cache.num_blocks)], self.up)
+        if self.states is not None:
+            self.states.copy([(0, 0)], self.up)
         sizes = warm_up_tokens(max_num_tokens)
         for kind in (PackedKind(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
             shared = NO_TILES if kind.shares else None
@@ -258,6 +261,8 @@ class TritonRunner:
             shifts = {self.slots.slot_of[spec.id]: rotary_shift(spec.images, axes) for spec in plan.started}
             self.state.set_rotary_shifts(shifts, self.up)
         self.cache.change(plan, self.up)
+        if self.states is not None:
+            self.states.load(plan, self.slots.states_of, self.up)
         sampled = Sampled.of(plan, self.slots, masks)
         self.state.allocate(sampled.features)
         if isinstance(plan, DecodeWindow):
@@ -371,6 +376,8 @@ class TritonRunner:
             self.state.set_tokens(list(zip(sampled.slots.tolist(), rows, strict=True)), self.up)
         self.pooling.update(plan)
         ran, columns, of_prompts, pooled = self._run_packed(plan, sampled)
+        if self.states is not None:
+            self.states.save(plan, self.slots.states_of, self.up)
         encoded = NOTHING_ENCODED if self.images is None else self.images.take_encoded()
         if not count:
             clock.stop()

@@ -98,6 +98,10 @@ class Slots:
             self._write_fields([(chunk.id, chunk.start + len(chunk.token_ids)) for chunk in sampled], write)
         return write
 
+    def states_of(self, sequence_id: int) -> int:
+        """The number of a sequence's states."""
+        return self.state_of[self.slot_of[sequence_id]]
+
     def bucket(self, ids: Sequence[int]) -> int:
         """The batch size that holds all these sequences' slots."""
         return self._bucket(1 + max([self.slot_of[sequence_id] for sequence_id in ids]))
