@@ -4,14 +4,17 @@ import pytest
 import torch
 
 from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache import memory
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.launch.plan import plan_launch
+from rosebatch.model.source import find_model
 from tests.golden.conftest import NEW_TOKENS
 from tests.helpers.running import run_choices
+from tests.helpers.threads_group import make_tensor_parallel_engine
 
 WITH_STATES = ["qwen3_5", "qwen3_next", "lfm2"]
 
@@ -32,9 +35,9 @@ def test_a_preempted_sequence_starts_over(goldens, make_engine, greedy_tokens):
 @pytest.mark.parametrize("name", WITH_STATES)
 @pytest.mark.parametrize("limits", [{}, {"seqs": 2}, {"chunk": 7}, {"blocks": 90, "seqs": 6}], ids=str)
 def test_completions_of_a_request_copy_its_states(name, limits, goldens, make_engine):
-    """The prompt is computed once. Each further completion begins behind its last token but one, in a copy of its own:
+    """The prompt is computed once. Each further completion begins behind its last token but one, in a slot of its own.
 
-    one that went on in another's slot, or in a snapshot that was overwritten, would have other tokens.
+    One that went on in another's slot, or from a snapshot that was overwritten, would have other tokens.
     """
     golden = goldens(name)
     engine = make_engine(golden.folder, **{"seqs": 5, "block_size": 4, "prefix_cache": False, **limits})
@@ -50,9 +53,9 @@ def test_completions_of_a_request_copy_its_states(name, limits, goldens, make_en
 
 @pytest.mark.parametrize("name", WITH_STATES)
 def test_a_beginning_is_computed_once(name, goldens, make_engine, greedy_tokens):
-    """Rows part at tokens that are in the middle of a block: the whole blocks in front of these are shared.
+    """Rows part in the middle of a block: the whole blocks in front of that are shared.
 
-    Behind 41 common tokens the rows of a group have four, behind these one of its own or none.
+    All begin with 41 common tokens, those of a group with five more.
     """
     golden = goldens(name)
     common = max(golden.prompts, key=len)[:41]
@@ -94,6 +97,21 @@ def test_few_snapshots(goldens, make_engine, greedy_tokens, monkeypatch):
     assert greedy_tokens(engine, prompts) == wanted
     own = len(prompts) * NEW_TOKENS
     assert engine.stats.computed_tokens <= 7 * 40 + own
+
+
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_ranks_copy_their_own_part(name, goldens):
+    """Plans say which slots: a rank that copied nothing, or with other numbers of slots, would have other tokens."""
+    golden = goldens(name)
+    source = find_model(RunConfig(model=str(golden.folder), dtype="float32"), torch.device("cpu"))
+    limits = RunConfig(max_num_seqs=5, kv_cache_memory=1 << 24, block_size=4, tensor_parallel_size=2)
+    engine = make_tensor_parallel_engine(source, limits, Switches.resolve({}, "cpu"), 2)
+    prompts = golden.prompts[:10]
+    done = run_choices(engine, requests_of(prompts, n=2))
+    assert {key: list(each.token_ids) for key, each in done.items()} == {
+        (number, sample): golden.expected[number] for number in range(10) for sample in (0, 1)
+    }
+    assert engine.stats.computed_tokens < sum(len(prompt) + 1 + 2 * (NEW_TOKENS - 1) for prompt in prompts)
 
 
 def test_an_abort_frees_all_slots(goldens, make_engine, greedy_tokens):
