@@ -5,8 +5,10 @@ import torch
 
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.scoring import Scoring
 from rosebatch.engine.cache import memory
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
@@ -112,6 +114,25 @@ def test_ranks_copy_their_own_part(name, goldens):
         (number, sample): golden.expected[number] for number in range(10) for sample in (0, 1)
     }
     assert engine.stats.computed_tokens < sum(len(prompt) + 1 + 2 * (NEW_TOKENS - 1) for prompt in prompts)
+
+
+def test_continuations_and_vectors_share_their_beginning(goldens, make_engine):
+    """Log-probabilities of a continuation are of the states behind its prompt; a mean is of all hidden states."""
+    golden = goldens("qwen3_5")
+    prompt = max(golden.prompts, key=len)[:42]
+    scored = [Request(k, (*prompt, k, k + 1), scoring=Scoring(42, (k + 2,))) for k in range(4)]
+    last, mean = (
+        [Request(k, (*prompt, k, k + 1), pooling=PoolingParams(pooling=kind)) for k in range(4)]
+        for kind in ("last", "mean")
+    )
+    for requests, computed in ((scored, 40 + 4 * 4), (last, 40 + 4 * 4), (mean, 4 * 44)):
+        found = []
+        for switches in ({}, {"prefix_cache": False}):
+            engine = make_engine(golden.folder, block_size=4, **switches)
+            done = run_choices(engine, requests)
+            found.append({key: (each.pooled, [*each.prompt_logprobs]) for key, each in done.items()})
+            assert engine.stats.computed_tokens == (4 * 44 if switches else computed)
+        assert found[0] == found[1]
 
 
 def test_an_abort_frees_all_slots(goldens, make_engine, greedy_tokens):

@@ -261,7 +261,7 @@ class StepPlanner:
             sequence.decoding = sampled > 0
             if known + (sampled or 1) == spec.max_len:
                 self.queues.planned.append(sequence)
-        parts = end in sequence.snapshot_ends[:1]
+        parts = bool(sequence.snapshot_ends) and end == sequence.snapshot_ends[0]
         if parts:
             self._save(sequence)
         elif ends and sequence.forks:
