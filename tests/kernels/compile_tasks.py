@@ -22,6 +22,7 @@ GROUPS = {
     },
     "fp8": {"_fp8_product", "_norm", "_quantize"},
     "int4": {"_int4_decode", "_int4_product", "_sum_parts"},
+    "adapters": {"_add_chunks", "_count_chunk", "_expand", "_expand_gated", "_place_chunk", "_shrink"},
     "experts": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_route"},
     "experts_of_fp8": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_quantize"},
     "tokens": {

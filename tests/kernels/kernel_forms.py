@@ -434,6 +434,28 @@ def int4() -> None:
         decode_(x.new_empty(1024, size_in), weight, 1024)
 
 
+def adapters() -> None:
+    """Steps of few rows and of many, with as many parts of sums as those of large models have."""
+    from rosebatch_kernels.adapters.layout import Stack
+    from rosebatch_kernels.mlp.reference import GATED
+
+    kernel = Launchers("adapters.kernel")
+    for dtype, ranks in [(torch.bfloat16, 16), (torch.float16, 64), (torch.float32, 48)]:
+        for parts, depth in [
+            ([0] * 512 + [1] * 128 + [2] * 128, 4096),
+            ([0] * 512, 14336),
+            ([0] * 256 + [1] * 256, 1000),
+        ]:
+            a, b = empty(64, (max(parts) + 1) * ranks, depth, dtype=dtype), empty(64, len(parts), ranks, dtype=dtype)
+            stack = Stack.of(a, b, parts)
+            for tokens in (256, 2048):
+                x, out = empty(tokens, depth, dtype=dtype), empty(tokens, len(parts), dtype=dtype)
+                rows = kernel.sort_rows(ints(tokens), 64)
+                kernel.add_(out, x, stack, rows)
+                for activation in GATED if depth == 1000 else ():
+                    kernel.gated(out, x, stack, rows, activation)
+
+
 def experts() -> None:
     kernel, router = Launchers("experts.kernel"), Launchers("experts.router")
     for tokens in (1, 256, 512, 4096):

@@ -8,7 +8,7 @@ from rosebatch_kernels.experts import reference
 from rosebatch_kernels.experts.sizes import SIZES, Step, Tile
 from tests.helpers.interpreter import add_up_exactly
 
-kernel, order, router = (Launchers(f"experts.{name}") for name in ("kernel", "order", "router"))
+kernel, order, router = map(Launchers, ("experts.kernel", "common.sort_rows", "experts.router"))
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 # (tokens, experts, experts of a token, H, I): one token; odd sizes; more pairs than one chunk of the sort has.
@@ -39,9 +39,9 @@ def test_padding_rows_get_valid_experts(device):
 def test_order(tokens, k, experts, skewed, device, randn):
     """Stable across chunks; every place is in exactly one tile, of its own expert; experts may have no tokens."""
     ids, _ = reference.route(randn(tokens, experts) + skewed * torch.arange(experts), k, normalize=True)
-    found = order.sort_by_expert(ids.to(device), experts, 16, chunk=128)
+    found = order.sort_by_group(ids.to(device), experts, 16, chunk=128)
     pairs, first = reference.sort_by_expert(ids, experts)
-    assert torch.equal(found.pairs.cpu(), pairs)
+    assert torch.equal(found.rows.cpu(), pairs)
     assert torch.equal(found.first.cpu(), first)
     covered = []
     for expert, begin, places in found.tiles.tolist():
@@ -49,6 +49,8 @@ def test_order(tokens, k, experts, skewed, device, randn):
         assert all(ids.flatten()[pair] == expert for pair in pairs[begin : begin + places])
         covered += range(begin, begin + places)
     assert covered == list(range(tokens * k))
+    owners = [expert for expert, _, places in found.tiles.tolist() if places]
+    assert found.tile_ends.tolist() == [sum(owner <= expert for owner in owners) for expert in range(experts)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

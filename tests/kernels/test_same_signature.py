@@ -36,6 +36,7 @@ def functions(module):
         "fp8",
         "bidirectional_attention",
         "short_conv",
+        "adapters",
     ],
 )
 def test_same_signature(operator):

@@ -25,10 +25,10 @@ from rosebatch_kernels.common.device import INTERPRETER, Device, can_describe
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rounded import rounded
+from rosebatch_kernels.common.sort_rows import sort_by_group
 from rosebatch_kernels.common.whole_numbers import cdiv
 from rosebatch_kernels.experts.codes import code_of
 from rosebatch_kernels.experts.fp8_sums import fp8_sums
-from rosebatch_kernels.experts.order import sort_by_expert
 from rosebatch_kernels.experts.packed import CHUNK, Packed
 from rosebatch_kernels.experts.packed_sums import packed_sums
 from rosebatch_kernels.experts.reference import LIMIT, SLOPE
@@ -68,7 +68,7 @@ def parts(
         step = sizes.at(number // experts, x.itemsize)
     up_tile, down_tile = step.tiles(gate_up, down, device)
     assert up_tile.rows == down_tile.rows, "both products share a list of tiles"
-    pairs, _, tiles = sort_by_expert(ids, experts, up_tile.rows, sizes.chunk, device=device)
+    pairs, _, tiles, _ = sort_by_group(ids, experts, up_tile.rows, sizes.chunk, device=device)
     hidden = torch.empty(number, inner, dtype=x.dtype, device=x.device)
     exact = tokens <= sizes.max_exact
     parts = slots + (shared is not None)

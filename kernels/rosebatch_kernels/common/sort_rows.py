@@ -1,12 +1,10 @@
-"""Tokens sorted by expert, on the device: a stable counting sort, and the list of tiles of the products.
+"""Rows sorted by the weight that they meet, on the device: a stable counting sort, and the tiles of the products.
 
-All launches follow from T and k alone, so a CUDA graph can hold them. Integer sums are exact: the result is always the
-same.
+All launches follow from the number of rows alone, so a CUDA graph can hold them. Integer sums are exact: the result is
+always the same.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.order import Order
 from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 
 # Chunks whose counts are added up at a time.
@@ -23,32 +22,24 @@ _CHUNKS = 16
 _TILES = tl.constexpr(16)
 
 
-class Order(NamedTuple):
-    """The pairs (token, slot) by expert.
+def sort_by_group(ids: Tensor, num_groups: int, tile_rows: int, chunk: int, *, device: Device) -> Order:
+    """Sort rows whose groups are ``ids``, int32, contiguous, in any shape.
 
-    Attributes:
-        pairs: ``[T · k]`` int32, pair numbers ``token · k + slot``, by expert, then by number.
-        first: ``[E]`` int32, each expert's first place in ``pairs``.
-        tiles: ``[N, 3]`` int32: expert, first place, and places; 0 places where there is nothing to do.
+    Args:
+        ids: below ``num_groups``.
+        tile_rows: places of a tile at most.
+        chunk: rows that a program places.
     """
-
-    pairs: Tensor
-    first: Tensor
-    tiles: Tensor
-
-
-def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int, *, device: Device) -> Order:
-    """Sort ``ids [T, k]`` int32, contiguous, ``chunk`` pairs to a program; at most ``tile_rows`` places to a tile."""
     number = ids.numel()
     chunks = cdiv(number, chunk)
-    # Every expert that has pairs may leave one tile partly empty.
-    max_tiles = number // tile_rows + min(num_experts, number)
-    counts = torch.empty(chunks, num_experts, dtype=torch.int32, device=ids.device)
-    ends = torch.empty(2, num_experts, dtype=torch.int32, device=ids.device)
-    pairs = torch.empty(number, dtype=torch.int32, device=ids.device)
+    # Every group that has rows may leave one tile partly empty.
+    max_tiles = number // tile_rows + min(num_groups, number)
+    counts = torch.empty(chunks, num_groups, dtype=torch.int32, device=ids.device)
+    ends = torch.empty(2, num_groups, dtype=torch.int32, device=ids.device)
+    rows = torch.empty(number, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(max_tiles, 3, dtype=torch.int32, device=ids.device)
     options = launch_options(device)
-    sizes = {"E": num_experts, "BINS": next_power_of_2(num_experts + 1)}
+    sizes = {"E": num_groups, "BINS": next_power_of_2(num_groups + 1)}
     _count_chunk[(chunks,)](ids=ids, counts=counts, number=number, CHUNK=chunk, num_warps=4, **sizes, **options)
     _add_chunks[(1,)](
         counts=counts,
@@ -66,7 +57,7 @@ def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int, *,
         ids=ids,
         counts=counts,
         ends=ends,
-        pairs=pairs,
+        rows=rows,
         tiles=tiles,
         number=number,
         max_tiles=max_tiles,
@@ -76,17 +67,17 @@ def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int, *,
         **sizes,
         **options,
     )
-    return Order(pairs, ends[0], tiles)
+    return Order(rows, ends[0], tiles, ends[1])
 
 
 @triton.jit(do_not_specialize=["number"])
 def _count_chunk(ids, counts, number, E: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         wait()
-    pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    expert = tl.load(ids + pair, mask=pair < number, other=E)
+    row = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    group = tl.load(ids + row, mask=row < number, other=E)
     bin = tl.arange(0, BINS)
-    tl.store(counts + tl.program_id(0) * E + bin, tl.histogram(expert, BINS), mask=bin < E)
+    tl.store(counts + tl.program_id(0) * E + bin, tl.histogram(group, BINS), mask=bin < E)
 
 
 @triton.jit(do_not_specialize=["chunks", "number"])
@@ -101,7 +92,7 @@ def _add_chunks(
     CHUNKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Counts become places within the expert; ``ends`` gets each expert's first place, and its last tile's end."""
+    """Counts become places within the group; ``ends`` gets each group's first place, and its last tile's end."""
     if PDL:
         wait()
     bin = tl.arange(0, BINS)
@@ -122,7 +113,7 @@ def _place_chunk(
     ids,
     counts,
     ends,
-    pairs,
+    rows,
     tiles,
     number,
     max_tiles,
@@ -137,13 +128,13 @@ def _place_chunk(
     program = tl.program_id(0)
     start = program * CHUNK
     if start < number:
-        pair = start + tl.arange(0, CHUNK)
-        expert = tl.load(ids + pair, mask=pair < number, other=0)
+        row = start + tl.arange(0, CHUNK)
+        group = tl.load(ids + row, mask=row < number, other=0)
         other = start + tl.arange(0, CHUNK)
-        other_expert = tl.load(ids + other, mask=other < number, other=E)
-        before = (other[None, :] < pair[:, None]) & (other_expert[None, :] == expert[:, None])
-        place = tl.load(ends + expert) + tl.load(counts + program * E + expert) + tl.sum(before.to(tl.int32), 1)
-        tl.store(pairs + place, pair, mask=pair < number)
+        other_group = tl.load(ids + other, mask=other < number, other=E)
+        before = (other[None, :] < row[:, None]) & (other_group[None, :] == group[:, None])
+        place = tl.load(ends + group) + tl.load(counts + program * E + group) + tl.sum(before.to(tl.int32), 1)
+        tl.store(rows + place, row, mask=row < number)
     tile = program * _TILES + tl.arange(0, _TILES)
     if program * _TILES < max_tiles:
         bin = tl.arange(0, BINS)

@@ -1,0 +1,1 @@
+"""What LoRA adapters add to a product, each row its own."""
