@@ -43,7 +43,7 @@ from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.eagle3.head import Eagle3Head
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.source import ModelSource
-from rosebatch.ops.adapters import AdapterRows
+from rosebatch.ops.adapters import AdapterRows, StackedRows
 from rosebatch.ops.device import device_ops, keep_products_whole
 from rosebatch.ops.layout import MatrixBytes
 from rosebatch.ops.ops import Ops
@@ -133,8 +133,10 @@ def load_engine(
             tokens = batched_tokens(limits, device.type)
             rows = padded_size(tokens) if tokens <= MAX_PADDED_TOKENS else tokens
             group.prepare(rows, source.config.hidden_size, source.dtype)
-    adapter_rows = AdapterRows() if source.by_row else None
-    if adapter_rows is not None:
+    adapter_rows: AdapterRows | StackedRows | None = None
+    if source.by_row:
+        by_triton = device.type == "cuda" and switches.paged_attention
+        adapter_rows = StackedRows(len(source.by_row), switches) if by_triton else AdapterRows()
         ops = by_row(ops, adapter_rows)
     hashed = hash_compiler() if device.type == "cuda" else None
     model, pooling_heads = source.build(ops, device), source.build_pooling_heads(ops, device)
@@ -196,7 +198,7 @@ def _warm_up(loaded: LoadedEngine, source: ModelSource, limits: RunConfig, switc
         return False
     tokens, width = engine.max_num_batched_tokens, runner.slots.width
     # Triton compiles for widths that are multiples of 16, and for others.
-    of_model = source.config, source.dtype, source.quantization.identity
+    of_model = source.config, source.dtype, source.quantization.identity, source.adapter_ranks
     shape = *of_model, switches, limits.sampler, engine.max_num_seqs, loaded.block_size, limits.speculative
     forces = engine.scheduler.planner.forces > 0
     queries = QUERIES if isinstance(engine.drafter, WindowDrafter) else ()
@@ -224,7 +226,7 @@ def build_engine(
     kept: MatrixBytes | None = None,
     head: Eagle3Head | None = None,
     adapters: Mapping[str, AdapterSlot] = MappingProxyType({}),
-    adapter_rows: AdapterRows | None = None,
+    adapter_rows: AdapterRows | StackedRows | None = None,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -305,6 +307,7 @@ def build_engine(
     eos_token_ids = tuple(i for i in config.eos_token_ids if 0 <= i < config.vocab_size)
     runner: TorchRunner | TritonRunner
     if by_triton:
+        assert not isinstance(adapter_rows, AdapterRows), "kernels add what adapters do"
         runner = TritonRunner(
             model,
             cache,
@@ -320,8 +323,10 @@ def build_engine(
             restarts=restarts,
             images=images,
             pooling_heads=pooling_heads,
+            adapters=adapter_rows,
         )
     else:
+        assert not isinstance(adapter_rows, StackedRows), "products add what adapters do"
         runner = TorchRunner(
             model,
             cache,

@@ -149,7 +149,7 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
         image_bytes(source, smaller, tokens),
         0 if source.head is None else source.head.num_weights,
         source.draft_planes,
-        source.adapter_bytes,
+        source.adapter_bytes(plan.device.type),
     )
     fit = find_fit(wanted, memory_of(plan.device))
     if weights or config.model is None or parse_hub_id(config.model) is None:

@@ -41,6 +41,7 @@ from rosebatch.model.vision.registry import find_sight
 from rosebatch.model.vision.vision import Sight, Vision
 from rosebatch.model.weight_files import has_weight_files, weight_files
 from rosebatch.model.weights import SafetensorsWeights, WeightSource
+from rosebatch.ops.adapters import stacked_ranks
 from rosebatch.ops.device import has_e4m3
 from rosebatch.ops.ops import Ops
 
@@ -92,10 +93,18 @@ class ModelSource:
         """Several adapters, by slot; empty if there is one, or none."""
         return self.adapters if len(self.adapters) > 1 else ()
 
+    def adapter_bytes(self, device: str) -> int:
+        """What those of ``by_row`` take beside the weights, at most. On a GPU all have the ranks of the largest."""
+        if device == "cpu":
+            return sum(adapter.by_row_numbers for adapter in self.by_row) * self.dtype.itemsize
+        sizes = {name: each.a.shape[1] + each.b.shape[0] for own in self.by_row for name, each in own.pairs}
+        ranks = stacked_ranks(max(self.adapter_ranks, default=0))
+        return len(self.by_row) * ranks * sum(sizes.values()) * self.dtype.itemsize
+
     @property
-    def adapter_bytes(self) -> int:
-        """What those of ``by_row`` take beside the weights, at most."""
-        return sum(adapter.by_row_numbers for adapter in self.by_row) * self.dtype.itemsize
+    def adapter_ranks(self) -> tuple[int, ...]:
+        """For each of ``by_row``, the largest of its ranks."""
+        return tuple(max((len(each.a) for _, each in own.pairs), default=0) for own in self.by_row)
 
     @property
     def adapter_names(self) -> str:
@@ -422,8 +431,6 @@ def _with_adapters(source: ModelSource, settings: RunConfig, device: torch.devic
         raise FlagError(f"{flag}: transformers' own code runs this model, which is served without adapters")
     if source.load_format == "dummy":
         raise FlagError(f"{flag}: --load-format dummy makes weights of its own: leave one of them out")
-    if len(given) > 1 and device.type == "cuda":
-        raise FlagError("--lora: on a GPU, one adapter is served: give one, or --device cpu")
     adapters = [_read_adapter(each, quiet) for each in given]
     if len(adapters) > 1:
         for each in adapters:

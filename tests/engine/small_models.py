@@ -13,11 +13,13 @@ from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.cache.windows import window_groups
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import restart_policy
+from rosebatch.engine.plan import AdapterSlot
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.model.adapters.by_row import Added, by_row
 from rosebatch.model.contract import rows_of
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
@@ -26,6 +28,7 @@ from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
+from rosebatch.ops.adapters import AdapterRows, StackedRows
 from rosebatch.ops.device import device_ops
 from rosebatch.ops.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm
 from rosebatch.ops.select import select
@@ -95,12 +98,24 @@ MODELS = {
 class Weights(RandomWeights):
     """Large enough that every part of the model moves the logits, norms and biases included.
 
-    HP1's clips are made for the matrices' own deviation.
+    HP1's clips are made for the matrices' own deviation. Adapters change projections, the second one not all.
     """
 
-    def __init__(self, name):
+    def __init__(self, name, adapters=0):
         super().__init__(torch.float32, CPU)
         self.factor = 1 if name == "hp1" else 14
+        self.adapters = adapters
+
+    def added(self, name, shape):
+        return tuple(self._added(name, shape, slot) for slot in range(self.adapters))
+
+    def _added(self, name, shape, slot):
+        is_projection = "proj" in name or "attn" in name or "c_fc" in name
+        if not is_projection or "expert" in name or (slot == 1 and ("k_proj" in name or "down" in name)):
+            return None
+        generator = torch.Generator().manual_seed(1000 * slot + sum(name.encode()))
+        a, b = (torch.randn(size, generator=generator) for size in ((3 + slot, shape[1]), (shape[0], 3 + slot)))
+        return Added(name, a * shape[1] ** -0.5, b * 0.3, (3 + slot,))
 
     def get(self, name, shape, *, dtype=None, fill=None, take=None):
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
@@ -191,13 +206,13 @@ def _e4m3(weight, rotary):
 _SPECS = {"uneven": _uneven, "softmaxes": _softmaxes, "e4m3": _e4m3}
 
 
-def build(name, ops, device=CPU):
-    """The model; families' own are made on the CPU only."""
+def build(name, ops, device=CPU, adapters=0):
+    """The model; families' own are made on the CPU only. Theirs alone may have adapters."""
     if name in _SPECS:
         return Uneven(ops, _SPECS[name], device)
     if name.startswith(FALLBACK):
         return load_fallback(_tiny(name), _shape(name), None, ops, torch.float32, device)
-    return build_model(_shape(name), ops, Weights(name))
+    return build_model(_shape(name), ops, Weights(name, adapters))
 
 
 def _tiny(name):
@@ -240,7 +255,7 @@ def make_states(model, ops):
     return states
 
 
-def make_engine(name, runner_of, *, async_depth=0, blocks=60, budget=10, **scheduling):
+def make_engine(name, runner_of, *, async_depth=0, blocks=60, budget=10, adapters=0, **scheduling):
     config = _shape(name)
     if config.num_state_layers:
         scheduling.setdefault("snapshots", SNAPSHOTS)
@@ -254,21 +269,21 @@ def make_engine(name, runner_of, *, async_depth=0, blocks=60, budget=10, **sched
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
         async_depth=async_depth,
+        adapters={str(number): AdapterSlot(number, bytes([number])) for number in range(1, adapters + 1)},
     )
 
 
-def plain_engine(name, blocks=60, host_blocks=0, **scheduling):
+def plain_engine(name, blocks=60, host_blocks=0, adapters=0, **scheduling):
     def runner_of(config):
-        ops = select(Switches.resolve({}, "cpu"))
-        model = build(name, ops)
-        return TorchRunner(
-            model, make_cache(model, blocks, ops), ops, make_states(model, ops), restarts=restart_policy(model.mixers)
-        )
+        ops, rows = select(Switches.resolve({}, "cpu")), AdapterRows() if adapters else None
+        model = build(name, ops if rows is None else by_row(ops, rows), adapters=adapters)
+        cache, restarts = make_cache(model, blocks, ops), restart_policy(model.mixers)
+        return TorchRunner(model, cache, ops, make_states(model, ops), restarts=restarts, adapters=rows)
 
-    return make_engine(name, runner_of, blocks=blocks, host_blocks=host_blocks, **scheduling)
+    return make_engine(name, runner_of, blocks=blocks, host_blocks=host_blocks, adapters=adapters, **scheduling)
 
 
-def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10, **scheduling):
+def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10, adapters=0, **scheduling):
     """As a GPU would run it, graphs excepted, with the switches named in ``off`` off and those in ``on`` on."""
     served = {f.name for f in fields(Switches) if "cuda" in f.metadata["devices"]}
     assert served >= {*off, *on}
@@ -277,8 +292,8 @@ def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10, **sc
     window = 4 if switches.fused_sampler and switches.late_results else 1
 
     def runner_of(config):
-        ops = select(switches, "cuda")
-        model = build(name, ops)
+        ops, rows = select(switches, "cuda"), StackedRows(adapters, switches) if adapters else None
+        model = build(name, ops if rows is None else by_row(ops, rows), adapters=adapters)
         kernels = device_ops(switches)
         cache = make_cache(model, blocks + 1, ops)
         for data in cache.tensors:
@@ -297,11 +312,13 @@ def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10, **sc
             window=window,
             states=make_states(model, ops),
             restarts=restart_policy(model.mixers),
+            adapters=rows,
         )
 
     return make_engine(
         name,
         runner_of,
+        adapters=adapters,
         async_depth=int(switches.late_results),
         blocks=blocks,
         policy=SeparateDecodes(window),

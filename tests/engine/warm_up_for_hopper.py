@@ -1,4 +1,4 @@
-"""Warms models up for a Hopper GPU on a machine without one: ``python warm_up_for_hopper.py MODEL...``.
+"""Warms models up for a Hopper GPU on a machine without one: ``python warm_up_for_hopper.py MODEL[+adapters]...``.
 
 Run by ``test_warm_up.py`` in a process of its own, where Triton does not interpret. Prints for each model how
 many kernels warm-up compiled, how many it launched, how many its steps then found in Triton's cache, and how many
@@ -92,18 +92,20 @@ def leave_out(self: CUDABackend, stages: dict[str, object], options: object, lan
 @torch.inference_mode()
 def all_steps(of) -> None:
     """Steps of all batch sizes, and packed ones of sizes that are not warmed up."""
-    for rows in of.slots.buckets:
+    kinds = [(rows, adapted) for rows in of.slots.buckets for adapted in {False, of.adapters is not None}]
+    for rows, adapted in kinds:
         for shares, divided in product({False, of.prefix_groups is not None and rows >= MIN_ROWS}, (False, True)):
-            of.steps.decode(DecodeKind(rows, Features(), shares, divided))
+            of.steps.decode(DecodeKind(rows, Features(), shares, divided, adapted=adapted))
             if of.verifies:
-                of.model.logits(of.steps.decode(DecodeKind(rows, None, shares, divided, knows=True)))
-        for count in QUERIES if of.verifies else ():
+                known = DecodeKind(rows, None, shares, divided, knows=True, adapted=adapted)
+                of.model.logits(of.steps.decode(known))
+        for count, divided in product(QUERIES if of.verifies else (), (False, True)):
             if rows * count <= SLOTS and not rows & (rows - 1):
-                of.steps.decode(DecodeKind(rows, Features(), shares=False, divided=True, queries=count))
-                of.steps.decode(DecodeKind(rows, Features(), shares=False, divided=False, queries=count))
-    steps = [(*each, shares) for each in ((16, 1), (96, 2), (640, SLOTS)) for shares in {False, of._shares_tiles}]
-    for tokens, samples, shares in steps:
-        kind, shared = PackedKind(tokens, shares), NO_TILES if shares else None
+                kind = DecodeKind(rows, Features(), shares=False, divided=divided, queries=count, adapted=adapted)
+                of.steps.decode(kind)
+    steps = product(((16, 1), (96, 2), (640, SLOTS)), {False, of._shares_tiles}, {False, of.adapters is not None})
+    for (tokens, samples), shares, adapted in steps:
+        kind, shared = PackedKind(tokens, shares, adapted=adapted), NO_TILES if shares else None
         packed = packing.pack(PackedStep(()), of.slots, of.steps.layout(kind), of.kernels.tile_rows, shared)
         cells = torch.from_numpy(packed)
         of.steps.packed_cells[: len(cells)].copy_(cells)
@@ -148,7 +150,8 @@ def launch_beside() -> None:
 if __name__ == "__main__":
     compile_only()
     for name in sys.argv[1:]:
-        of = device_engine(name).runner
+        base, _, adapters = name.partition("+")
+        of = device_engine(base, adapters=2 * bool(adapters)).runner
         options = {"forces": True, "queries": QUERIES} if of.verifies else {}
         compile_for(lambda of=of, options=options: of.warm_up(max_num_tokens=512, **options), name)
         compiled, real = len(found), len(launched)

@@ -45,12 +45,14 @@ def engine_of(
     model_impl: str = "auto",
     kv_cache_dtype: str = "auto",
     speculative_model: str | None = None,
+    lora: tuple[str, ...] = (),
+    quantization: str = "auto",
     **limits: int,
 ) -> Engine:
     """An engine on a model's folder, with ``blocks`` of KV cache; 0 gives plenty. Limits are of ``RunConfig``."""
     on = torch.device(device)
     model = {"max_model_len": max_model_len, "model_impl": model_impl, "kv_cache_dtype": kv_cache_dtype}
-    model |= {"speculative_model": speculative_model}
+    model |= {"speculative_model": speculative_model, "lora": lora, "quantization": quantization}
     source = find_model(RunConfig(model=str(folder), dtype=dtype, **model), on)
     block_size = limits.setdefault("block_size", 16)
     planes = [*source.config.kv_planes, source.draft_planes]

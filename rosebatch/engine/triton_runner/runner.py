@@ -5,7 +5,7 @@ steps follow each other without the host, and tokens come back through pinned me
 reads the last tokens while the device computes the next logits. Sampling is launched after that.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, product
 
 import numpy as np
@@ -40,14 +40,15 @@ from rosebatch.engine.triton_runner.token_sampler import Sampled, TokenSampler
 from rosebatch.engine.triton_runner.warm_up import forms_of, warm_up_decodes, warm_up_tokens
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.mixers.mixer import TritonSetup
+from rosebatch.ops.adapters import StackedRows
 from rosebatch.ops.device import DeviceOps
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 
 # Three plans are launched before the first is read. Each has tokens, log-probabilities, a prompt's, and pooled states.
 _MAX_FETCHES = 12
-# Each of these sends seven times: moves, cells, rotary shifts, tokens, places or ends of keys of images, and snapshots
-# twice.
+# Each of these sends eight times: moves, cells, rotary shifts, adapters, tokens, places or ends of keys of images, and
+# snapshots twice.
 _MAX_SENDS = 24
 
 # At most so many rows have the features that are warmed up: their tables would be large.
@@ -76,6 +77,7 @@ class TritonRunner:
         restarts: finds the rotary rows of tokens; None if they are the positions.
         images: encodes them; None for a model of text.
         pooling_heads: see ``PooledStates``.
+        adapters: where the model's linears look for each row's; None for a model without adapters.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class TritonRunner:
         restarts: RestartPolicy | None = None,
         images: ImageEncoder | None = None,
         pooling_heads: PoolingHeads = NO_HEADS,
+        adapters: StackedRows | None = None,
     ) -> None:
         device = cache.device
         width = -(-max_len // cache.block_size)
@@ -104,6 +107,7 @@ class TritonRunner:
         self.states = states
         self.restarts = restarts
         self.images = images
+        self.adapters = adapters
         # A kernel that turns by other rows than places adds up keys in another order: then all rows have that one.
         self._is_invariant = switches.batch_invariant
         self.pooling = PooledStates(pooling_heads)
@@ -136,6 +140,7 @@ class TritonRunner:
             shares_tiles=self._shares_tiles,
             trims_last_layer=switches.trim_last_layer,
             restarts=restarts,
+            adapters=adapters,
         )
         powers = [2**k for k in range(max_num_seqs.bit_length())]
         self._known_sizes = sorted({min(size, max_num_seqs) for power in powers for size in (power, 3 * power)})
@@ -170,21 +175,24 @@ class TritonRunner:
         if self.states is not None:
             self.states.copy([(0, 0)], self.up)
         sizes = warm_up_tokens(max_num_tokens)
-        for kind in (PackedKind(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
+        adapts = {False, self.adapters is not None}
+        for adapted, tokens, shares in product(adapts, sizes, {False, self._shares_tiles}):
+            kind = PackedKind(tokens, shares, adapted=adapted)
             shared = NO_TILES if kind.shares else None
             packed = pack(PackedStep(()), self.slots, steps.layout(kind), steps.tile_rows, shared)
             cells, columns = self.up.send(packed, np.arange(min(self.slots.num_slots, kind.size), dtype=np.int32))
             steps.packed_cells[: len(cells)].copy_(cells)
             hidden = steps.packed(kind)
-            for count in {1, len(columns)} if self.sampler.fits_graphs else ():
+            for count in {1, len(columns)} if self.sampler.fits_graphs and not adapted else ():
                 logits = self.model.logits(hidden[:count])
                 self.sampler.next_tokens(logits, features, columns[:count], decodes=False)
                 if len(columns) <= _FEATURE_ROWS:
                     self._warm_up_features(logits, columns[:count])
         kinds, form = warm_up_decodes(self.slots.buckets, steps.attention.decode_form), steps.attention.decode_form
-        for (rows, divided), shares in product(kinds, {False, self.prefix_groups is not None}):
+        inside = features if self.sampler.fits_graphs else None
+        for adapted, (rows, divided), shares in product(adapts, kinds, {False, self.prefix_groups is not None}):
             if not shares or rows >= MIN_ROWS:
-                steps.decode(DecodeKind(rows, features if self.sampler.fits_graphs else None, shares, divided))
+                steps.decode(DecodeKind(rows, inside, shares, divided, adapted=adapted))
         if forces:
             for (rows, divided), shares in product(
                 warm_up_decodes(self._known_sizes, form), {False, self.prefix_groups is not None}
@@ -260,6 +268,8 @@ class TritonRunner:
             axes = self.images.axes
             shifts = {self.slots.slot_of[spec.id]: rotary_shift(spec.images, axes) for spec in plan.started}
             self.state.set_rotary_shifts(shifts, self.up)
+        if self.adapters is not None and plan.started:
+            self.state.set_adapters({self.slots.slot_of[spec.id]: spec.adapter for spec in plan.started}, self.up)
         self.cache.change(plan, self.up)
         if self.states is not None:
             self.states.load(plan, self.slots.states_of, self.up)
@@ -339,7 +349,8 @@ class TritonRunner:
             own_keys -= groups.own_begins[: len(slots)]
         divided = own_keys.max() > self.steps.attention.undivided_keys(bucket)
         shifted = self._has_sections and (self._is_invariant or any(specs[row.id].images for row in plan.rows))
-        return DecodeKind(bucket, None, shares, bool(divided), shifted, knows=True)
+        adapted = self._is_adapted(row.id for row in plan.rows)
+        return DecodeKind(bucket, None, shares, bool(divided), shifted, knows=True, adapted=adapted)
 
     def _set_window(self, plan: DecodeWindow, sampled: Sampled, features: Features | None) -> DecodeKind:
         """Set what a window of steps reads beside the state of its rows."""
@@ -366,7 +377,8 @@ class TritonRunner:
             own_keys -= groups.own_begins[sampled.slots]
         divided = own_keys.max() > self.steps.attention.undivided_keys(bucket * max(queries, 1))
         shifted = self._has_sections and (self._is_invariant or any(spec.images for spec in sampled.specs))
-        return DecodeKind(bucket, features, shares, bool(divided), shifted, queries)
+        adapted = self._is_adapted(row.id for row in plan.rows)
+        return DecodeKind(bucket, features, shares, bool(divided), shifted, queries, adapted=adapted)
 
     def _launch_packed(self, plan: PackedStep, sampled: Sampled, clock: DeviceClock) -> Callable[[], StepResult]:
         count = len(sampled.specs)
@@ -407,8 +419,9 @@ class TritonRunner:
         # Tiles that chunks share have no ends of keys.
         shares = self._shares_tiles and not (sees and self._sees_both_ways)
         shared = group_tiles(plan, self.slots, self.cache.block_size, tile_rows) if shares else None
+        adapted = self._is_adapted(chunk.id for chunk in plan.chunks)
         if padded:
-            kind = PackedKind(padded_size(plan.num_tokens), shared is not None, whole)
+            kind = PackedKind(padded_size(plan.num_tokens), shared is not None, whole, adapted)
             layout = self.steps.layout(kind)
         else:
             layout = self.steps.exact_layout(plan, shared)
@@ -420,9 +433,9 @@ class TritonRunner:
             self.steps.packed_cells[: len(cells)].copy_(cells)
             ran = self.packed.run(kind)
         elif whole:
-            ran = Ran(self.steps.forward(layout.inputs(cells), None, seen))
+            ran = Ran(self.steps.forward(layout.inputs(cells), None, seen, adapted=adapted))
         else:
-            ran = Ran(self.steps.last_hidden(layout.inputs(cells), seen))
+            ran = Ran(self.steps.last_hidden(layout.inputs(cells), seen, adapted=adapted))
         if whole:
             hidden = ran.out[: plan.num_tokens]
             ran = ran._replace(out=hidden[layout.inputs(cells).last_rows])
@@ -431,6 +444,10 @@ class TritonRunner:
             of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.up, self.down)
         pooled = self.pooling.fetch(plan, specs, ran.out[len(columns) :], hidden, self.up, self.down)
         return ran, columns, of_prompts, pooled
+
+    def _is_adapted(self, ids: Iterable[int]) -> bool:
+        """Whether any of these sequences has an adapter."""
+        return self.adapters is not None and any(self.slots.specs[each].adapter for each in ids)
 
     @property
     def _has_sections(self) -> bool:

@@ -67,6 +67,7 @@ class DeviceState:
         token_counts, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence
             needs them.
         rotary_shifts: ``[num_slots]`` int32, what rotary positions are beyond the places of tokens.
+        adapters: ``[num_slots]`` int32, the adapter of each sequence, counted from 1; 0 for the model alone.
         tokens: ``[num_slots, W]`` int32, the tokens of each sequence, in which drafts are found; empty until needed.
         firsts, distances: ``[num_slots]`` int32, see ``rosebatch_kernels.drafts``.
         answers: ``[1 + POOL_TOKENS]`` int32, see ``rosebatch_kernels.drafts``.
@@ -94,6 +95,7 @@ class DeviceState:
         self.history = torch.full((window, num_slots), -1, dtype=torch.int32, device=device)
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.rotary_shifts = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self.adapters = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.vocab_size = vocab_size
         self.token_counts = torch.empty(0, dtype=torch.int32, device=device)
         self.bias = torch.empty(0, dtype=torch.float32, device=device)
@@ -154,8 +156,8 @@ class DeviceState:
         if write.moves:
             sources, targets = staging.send(*np.array(write.moves, np.int32).T)
             self.fields.index_copy_(1, targets.long(), self.fields.index_select(1, sources))
-            others = self.token_counts, self.bias, self.rotary_shifts, self.tokens, self.firsts, self.distances
-            for table in (*self.block_tables, *others):
+            others = self.token_counts, self.bias, self.tokens, self.firsts, self.distances
+            for table in (*self.block_tables, self.rotary_shifts, self.adapters, *others):
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
 
@@ -169,9 +171,15 @@ class DeviceState:
 
     def set_rotary_shifts(self, shifts: Mapping[int, int], staging: Staging) -> None:
         """Set those of slots."""
-        slots, values = (np.fromiter(each, np.int32, len(shifts)) for each in (shifts.keys(), shifts.values()))
-        where, what = staging.send(slots, values)
-        self.rotary_shifts.index_copy_(0, where.long(), what)
+        _set_slots(self.rotary_shifts, shifts, staging)
+
+    def set_adapters(self, adapters: Mapping[int, int], staging: Staging) -> None:
+        """Set those of slots."""
+        _set_slots(self.adapters, adapters, staging)
+
+    def adapters_of(self, slots: Tensor) -> Tensor:
+        """Those of rows ``[T]`` whose slots are these; 0 for a row that has none, -1."""
+        return torch.where(slots >= 0, self.adapters.index_select(0, slots.clamp_min(0)), 0)
 
     def set_known(self, known: Seq[tuple[int, int, int, Seq[int]]], staging: Staging) -> None:
         """Set tokens of sequences, in which drafts are found.
@@ -275,6 +283,13 @@ class DeviceState:
             "positions": fields[layout.NEXT],
             "min_positions": fields[layout.MIN_POSITION],
         }
+
+
+def _set_slots(table: Tensor, values: Mapping[int, int], staging: Staging) -> None:
+    """Set ``[num_slots]`` int32 at some slots."""
+    slots, numbers = (np.fromiter(each, np.int32, len(values)) for each in (values.keys(), values.values()))
+    where, what = staging.send(slots, numbers)
+    table.index_copy_(0, where.long(), what)
 
 
 def sampling_of(fields: Tensor) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTiles
 from rosebatch.engine.triton_runner.token_sampler import TokenSampler
 from rosebatch.model.contract import ImageRows, Model, SeeingModel
+from rosebatch.ops.adapters import StackedRows
 from rosebatch_kernels.feedback import layout
 
 
@@ -28,6 +29,7 @@ class DecodeKind(NamedTuple):
         shifted: whether any row has images with rotary positions of their own.
         queries: of each sequence: its last token, and drafts that the step finds and verifies. 0: it looks for none.
         knows: whether its rows are known tokens, which the host has set.
+        adapted: whether any row has an adapter.
     """
 
     size: int
@@ -37,6 +39,7 @@ class DecodeKind(NamedTuple):
     shifted: bool = False
     queries: int = 0
     knows: bool = False
+    adapted: bool = False
 
 
 class PackedKind(NamedTuple):
@@ -46,11 +49,13 @@ class PackedKind(NamedTuple):
         size: tokens with padding.
         shares: whether chunks share tiles.
         whole: whether hidden states of all tokens are read.
+        adapted: whether any token has an adapter.
     """
 
     size: int
     shares: bool
     whole: bool = False
+    adapted: bool = False
 
 
 class Seen(NamedTuple):
@@ -80,6 +85,7 @@ class DeviceSteps:
         shares_tiles: whether packed steps may have tiles that chunks share.
         trims_last_layer: compute only rows that are read after the last layer's attention.
         restarts: finds the rotary rows of tokens; None if they are the positions.
+        adapters: where the model's linears look for each row's; None for a model without adapters.
 
     Attributes:
         packed_cells: what ``packed`` reads, see ``Layout``.
@@ -95,6 +101,7 @@ class DeviceSteps:
         shares_tiles: bool,
         trims_last_layer: bool,
         restarts: RestartPolicy | None,
+        adapters: StackedRows | None = None,
     ) -> None:
         self.model = model
         self.sampler = sampler
@@ -103,6 +110,7 @@ class DeviceSteps:
         self.tile_rows = sampler.kernels.tile_rows
         self.attention = attention
         self.restarts = restarts
+        self.adapters = adapters
         # Both kinds go by the chunks of a step.
         self.packs_chunks = attention.states is not None or any(spec.whole_prompts for spec in model.mixers)
         self._trims_last_layer = trims_last_layer
@@ -126,6 +134,7 @@ class DeviceSteps:
         fields = self.state.fields[:, :size]
         keys = self.prefix_groups.keys(size) if self.prefix_groups and kind.shares else None
         attention = DecodeAttention(self.attention, size, fields, keys, divided=kind.divided, shifted=kind.shifted)
+        self._set_adapters(kind.adapted, attention)
         logits = self._logits_of(fields, attention)
         if kind.features is not None:
             return self.sampler.next_tokens(logits, kind.features, None, decodes=True)
@@ -142,6 +151,7 @@ class DeviceSteps:
         attention = DecodeAttention(
             self.attention, size, fields, keys, slots=slots, divided=kind.divided, shifted=kind.shifted
         )
+        self._set_adapters(kind.adapted, attention, slots)
         hidden = self._hidden_of(fields, attention)
         if not len(self._last_hidden):
             self._last_hidden = hidden.new_empty(state.fields.shape[1], hidden.shape[1])
@@ -155,7 +165,20 @@ class DeviceSteps:
         found = state.answers, state.distances[:size], rows
         kernels.propose(own, tokens, firsts, *found, self._windows, self.attention.pieces)
         attention = DecodeAttention(self.attention, size, rows, divided=kind.divided, shifted=kind.shifted)
+        self._set_adapters(kind.adapted, attention)
         return self.sampler.verify(self._logits_of(rows, attention), rows, own, tokens, firsts)
+
+    def _set_adapters(self, adapted: bool, attention: DecodeAttention, slots: Tensor | None = None) -> None:
+        """Sort the rows of a decode step by adapter, if any has one; ``slots`` see ``DecodeAttention``."""
+        if self.adapters is None:
+            return
+        if not adapted:
+            self.adapters.set()
+            return
+        rows = attention.rows()
+        if slots is not None:
+            rows = torch.where(rows >= 0, slots.index_select(0, rows.clamp_min(0)), -1)
+        self.adapters.set(self.state.adapters_of(rows))
 
     def _logits_of(self, rows: Tensor, attention: DecodeAttention) -> Tensor:
         return self.model.logits(self._hidden_of(rows, attention))
@@ -168,22 +191,29 @@ class DeviceSteps:
         """A packed step of ``packed_cells``: final hidden states of all tokens, or see ``last_hidden``."""
         inputs = self.layout(kind).inputs(self.packed_cells)
         if not kind.whole:
-            return self.last_hidden(inputs)
-        hidden = self.forward(inputs)
+            return self.last_hidden(inputs, adapted=kind.adapted)
+        hidden = self.forward(inputs, adapted=kind.adapted)
         if not len(self._hidden):
             self._hidden = torch.empty(MAX_PADDED_TOKENS, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         # As of logits: a graph would keep those of its size.
         return self._hidden[: kind.size].copy_(hidden)
 
-    def last_hidden(self, inputs: PackedInputs, seen: Seen = NOTHING) -> Tensor:
-        """Final hidden states of the last rows, ``[S, H]``."""
+    def last_hidden(self, inputs: PackedInputs, seen: Seen = NOTHING, *, adapted: bool) -> Tensor:
+        """Final hidden states of the last rows, ``[S, H]``; ``adapted`` see ``PackedKind``."""
         wanted = inputs.last_rows
-        return (
-            self.forward(inputs, wanted, seen) if self._trims_last_layer else self.forward(inputs, None, seen)[wanted]
-        )
+        # Linears know the wanted rows from all by their number.
+        if self._trims_last_layer and not (adapted and len(wanted) == len(inputs.rows)):
+            return self.forward(inputs, wanted, seen, adapted=adapted)
+        return self.forward(inputs, None, seen, adapted=adapted)[wanted]
 
-    def forward(self, inputs: PackedInputs, wanted: Tensor | None = None, seen: Seen = NOTHING) -> Tensor:
-        """Final hidden states of the wanted rows; None for all."""
+    def forward(
+        self, inputs: PackedInputs, wanted: Tensor | None = None, seen: Seen = NOTHING, *, adapted: bool
+    ) -> Tensor:
+        """Final hidden states of the wanted rows; None for all. ``adapted`` see ``PackedKind``."""
+        if self.adapters is not None:
+            of_tokens = self.state.adapters_of(inputs.rows) if adapted else None
+            each = [] if of_tokens is None else [of_tokens] if wanted is None else [of_tokens, of_tokens[wanted]]
+            self.adapters.set(*each)
         attention = PackedAttention(self.attention, inputs, seen.turns, seen.seeing)
         forward = self.model.forward
         if seen.images is not None:

@@ -99,8 +99,13 @@ class Adapter:
     @property
     def by_row_numbers(self) -> int:
         """Numbers of all A and B where rows choose adapters, at most."""
-        pairs = [each for group in self.changes.values() for each in group if isinstance(each, LowRank)]
-        return sum(each.a.numel() + _MOST_PROJECTIONS * each.b.numel() for each in pairs)
+        return sum(each.a.numel() + _MOST_PROJECTIONS * each.b.numel() for _, each in self.pairs)
+
+    @property
+    def pairs(self) -> list[tuple[str, LowRank]]:
+        """A and B of matrices, by the model's names of these."""
+        named = [(name, each) for name, group in self.changes.items() for each in group]
+        return [(name, each) for name, each in named if isinstance(each, LowRank)]
 
     def change(self, name: str, shape: tuple[int, ...]) -> Change | None:
         """What becomes of a tensor; None if it stays as it is.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,7 +12,15 @@ from rosebatch.model.adapters.changes import LowRank
 from rosebatch.model.lazy_tensor import select
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.joined import joined
-from rosebatch.ops.adapters import AdaptedLinear, AdapterRows
+from rosebatch.ops.adapters import (
+    AdaptedLinear,
+    AdapterRows,
+    AddedProducts,
+    AddedStack,
+    Stack,
+    StackedRows,
+    stacked_ranks,
+)
 from rosebatch.ops.ops import Linear, Ops
 from rosebatch.ops.weight import Device, Indices, Packed, Weight
 
@@ -24,17 +33,19 @@ class Added:
         name: of the adapter's tensor, for errors.
         a: ``[r, in]`` fp32.
         b: ``[out, r]`` fp32, with the scale.
+        ranks: of the matrices that are one product here, in A one below the other.
     """
 
     name: str
     a: Tensor
     b: Tensor
+    ranks: tuple[int, ...]
 
     @classmethod
     def of(cls, change: LowRank, place: Callable[[Tensor, torch.dtype], Tensor]) -> "Added":
         """What would be merged into a matrix; ``place`` brings numbers to the run's device."""
         a, b = (place(each, torch.float32) for each in (change.a, change.b))
-        return cls(change.names[0], a, b * change.scale)
+        return cls(change.names[0], a, b * change.scale, (len(a),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +56,13 @@ class AdaptedWeight(Weight):
         matrix: of the model.
         added: by slot; None for an adapter that leaves it as it is.
         dtype: of the run.
+        row_parts: ``[out]``, which of the matrices that were joined each row is of; None if none were.
     """
 
     matrix: Weight
     added: tuple[Added | None, ...]
     dtype: torch.dtype
+    row_parts: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,7 +89,8 @@ class AdaptedWeight(Weight):
     def rows(self, indices: Indices) -> "AdaptedWeight":
         """See ``Weight``."""
         cut = tuple(each and replace(each, b=select(each.b, {0: indices})) for each in self.added)
-        return replace(self, matrix=self.matrix.rows(indices), added=cut)
+        parts = None if self.row_parts is None else self.row_parts[np.asarray(indices)]
+        return replace(self, matrix=self.matrix.rows(indices), added=cut, row_parts=parts)
 
     def columns(self, indices: range) -> "AdaptedWeight":
         """See ``Weight``."""
@@ -86,10 +100,12 @@ class AdaptedWeight(Weight):
     def join(self, others: Sequence["AdaptedWeight"]) -> "AdaptedWeight":
         """See ``Weight``. Each matrix keeps its own ranks: A's are one below the other, B's are blocks."""
         weights = (self, *others)
+        assert all(weight.row_parts is None for weight in weights), "they are joined once"
         sizes = [weight.shape[0] for weight in weights]
         slots = zip(*(weight.added for weight in weights), strict=True)
         matrix = joined([weight.matrix for weight in weights])
-        return replace(self, matrix=matrix, added=tuple(_joined(each, sizes) for each in slots))
+        added = tuple(_joined(each, sizes) for each in slots)
+        return replace(self, matrix=matrix, added=added, row_parts=np.repeat(np.arange(len(sizes)), sizes))
 
     def stack(self, others: Sequence[Weight]) -> Weight:
         """See ``Weight``."""
@@ -118,10 +134,11 @@ def _joined(each: Sequence[Added | None], sizes: Sequence[int]) -> Added | None:
     if not found:
         return None
     blocks = [found[0].b.new_empty(size, 0) if own is None else own.b for own, size in zip(each, sizes, strict=True)]
-    return Added(found[0].name, torch.cat([own.a for own in found]), torch.block_diag(*blocks))
+    ranks = tuple(0 if own is None else sum(own.ranks) for own in each)
+    return Added(found[0].name, torch.cat([own.a for own in found]), torch.block_diag(*blocks), ranks)
 
 
-def by_row(ops: Ops, rows: AdapterRows) -> Ops:
+def by_row(ops: Ops, rows: AdapterRows | StackedRows) -> Ops:
     """The operators, whose products add what adapters do.
 
     Args:
@@ -132,11 +149,33 @@ def by_row(ops: Ops, rows: AdapterRows) -> Ops:
     def linear(weight: Weight, bias: Tensor | None) -> Linear:
         if not isinstance(weight, AdaptedWeight) or not weight.is_changed:
             return ops.linear(weight, bias)
+        if isinstance(rows, StackedRows):
+            return AdaptedLinear(ops.linear(weight.matrix, bias), AddedStack(_stack(weight), rows))
 
         def product(matrix: Tensor) -> Linear:
             return ops.linear(DenseWeight.of(matrix.to(weight.dtype)), None)
 
         slots = [None if own is None else (product(own.a), product(own.b)) for own in weight.added]
-        return AdaptedLinear(ops.linear(weight.matrix, bias), slots, rows)
+        return AdaptedLinear(ops.linear(weight.matrix, bias), AddedProducts(slots, rows))
 
     return replace(ops, linear=linear)
+
+
+def _stack(weight: AdaptedWeight) -> Stack:
+    """What all adapters add, for kernels: each part with the ranks of the largest; zeros where there is nothing."""
+    out, width = weight.shape
+    changing = [own for own in weight.added if own is not None]
+    like, parts, most = changing[0].a, len(changing[0].ranks), max(max(own.ranks) for own in changing)
+    row_parts = np.zeros(out, np.int64) if weight.row_parts is None else weight.row_parts
+    ranks, count = stacked_ranks(most), len(weight.added)
+    a = like.new_zeros(count, parts, ranks, width, dtype=weight.dtype)
+    b = like.new_zeros(count, out, ranks, dtype=weight.dtype)
+    rows = [torch.from_numpy(np.flatnonzero(row_parts == part)).to(like.device) for part in range(parts)]
+    for slot, own in enumerate(weight.added):
+        if own is None:
+            continue
+        pieces = zip(own.a.split(own.ranks), own.b.split(own.ranks, 1), strict=True)
+        for part, (below, beside) in enumerate(pieces):
+            a[slot, part, : len(below)] = below
+            b[slot, rows[part], : len(below)] = beside[rows[part]].to(weight.dtype)
+    return Stack.of(a.flatten(1, 2), b, [*map(int, row_parts)])

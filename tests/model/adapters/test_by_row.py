@@ -1,18 +1,23 @@
 """Rows with different adapters: each gets what a model with its adapter merged computes."""
 
+from functools import partial
+
 import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.model.adapters.adapter import read_adapter, require_by_row
 from rosebatch.model.adapters.by_row import by_row
 from rosebatch.model.dry_load import HEADERS, require_loadable
 from rosebatch.model.quantization.forms import load_matrix
 from rosebatch.model.quantization.rounded import in_fp8
+from rosebatch.model.source import ModelSource
 from rosebatch.model.weights import SafetensorsWeights
-from rosebatch.ops.adapters import AdapterRows
+from rosebatch.ops.adapters import AdapterRows, Stack, StackedRows
+from rosebatch_kernels.adapters import reference
 from tests.engine.family_models import FAMILIES
 from tests.model.adapters.test_merged import GPT2, PLAIN
 from tests.model.adapters.written import ALPHA, embedding_pair, experts_pair, numbers, pair, write_adapter
@@ -56,10 +61,16 @@ def write_models(folder, family):
     return config, base, adapters, merged
 
 
-def logits_of(config, weights, size, slot):
-    """Those of nine rows of one adapter."""
-    rows = AdapterRows()
-    assert rows.set([(slot, 4), (slot, 5)], CPU) == (slot > 0)
+def logits_of(config, weights, size, slot, *, stacked=False):
+    """Those of nine rows of one adapter, by products or by stacks, as on a GPU."""
+    if stacked:
+        rows = StackedRows(len(RANKS), Switches.resolve({}, "cpu"))
+        rows.add_, rows.gated = reference.add_, reference.gated
+        rows.sort = partial(reference.sort_rows, count=len(RANKS))
+        rows.set(*[torch.full((9,), slot, dtype=torch.int32)] * (slot > 0))
+    else:
+        rows = AdapterRows()
+        assert rows.set([(slot, 4), (slot, 5)], CPU) == (slot > 0)
     return all_logits(config, weights, size, by_row(OPS, rows))[0]
 
 
@@ -80,6 +91,36 @@ def test_every_product_of_a_family(tmp_path, family, size):
         expected = all_logits(config, SafetensorsWeights(folder, torch.float32, CPU), size)[0]
         torch.testing.assert_close(logits_of(config, weights, size, slot), expected, rtol=1e-5, atol=1e-5)
         assert not torch.allclose(alone, expected, atol=0.1)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("family", CASES)
+def test_stacks_of_a_family(tmp_path, family, size):
+    """Outputs of one product have the ranks of their own projection, wherever they stand in it."""
+    config, base, adapters, merged = write_models(tmp_path, family)
+    weights = SafetensorsWeights(base, torch.float32, CPU, by_row=adapters)
+    assert torch.equal(logits_of(config, weights, size, 0, stacked=True), logits_of(config, weights, size, 0))
+    for slot, folder in enumerate(merged, 1):
+        expected = all_logits(config, SafetensorsWeights(folder, torch.float32, CPU), size)[0]
+        found = logits_of(config, weights, size, slot, stacked=True)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_memory_of_stacks(tmp_path, family, monkeypatch):
+    """What the plan counts is no less than what they take: K and V would have no room."""
+    config, base, adapters, _ = write_models(tmp_path, family)
+    source, made = ModelSource("m", config, base, "auto", torch.float32, adapters=tuple(adapters)), []
+
+    def noted(a, b, parts):
+        made.append(a.nbytes + b.nbytes)
+        return make_stack(a, b, parts)
+
+    make_stack = Stack.of
+    monkeypatch.setattr(Stack, "of", noted)
+    weights = SafetensorsWeights(base, torch.float32, CPU, by_row=adapters)
+    all_logits(config, weights, 1, by_row(OPS, StackedRows(len(RANKS), Switches.resolve({}, "cpu"))))
+    assert 0 < sum(made) <= source.adapter_bytes("cuda") < 1.5 * sum(made)
 
 
 @pytest.mark.parametrize("size", [1, 2])
