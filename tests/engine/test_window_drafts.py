@@ -172,6 +172,18 @@ def test_a_window_shows_which_rows_are_slow():
     assert len(drafter._of_rows) == 1, "rows that have ended were kept"
 
 
+def test_rows_of_another_job_are_looked_at_first():
+    """The last rows of a job repeated themselves, and drafts were tried on the first ones of the next, for nothing."""
+    drafter = drafter_of()
+    assert queries_of(drafter, [copying() for _ in range(4)])[-1] > 1
+    assert queries_of(drafter, [original() for _ in range(4)]) == [1] * 6
+
+
+def test_rows_whose_last_tokens_are_under_way():
+    """None of their tokens were left: time was divided by none."""
+    assert queries_of(drafter_of(), [copying(left=0) for _ in range(4)]) == [1] * 6
+
+
 def test_a_graph_has_to_be_worth_its_capture():
     """64 tokens a row took 0.1 s without drafts, and 0.2 with graphs of drafts for each number of rows."""
     assert queries_of(drafter_of(), [copying(left=30)] * 4, 12) == [1] * 12

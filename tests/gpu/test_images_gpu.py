@@ -71,7 +71,6 @@ def test_bits_of_texts_do_not_depend_on_images_beside_them(seeing):
         assert found.logprobs == done[given.id].logprobs
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.usefixtures("captures_may_wait")
 def test_steps_with_images_do_not_wait_for_the_device(seeing):
     """Pixels and places of images went up from pageable memory, and layers read which patches see each other."""

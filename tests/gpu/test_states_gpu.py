@@ -72,8 +72,8 @@ def test_copies_wait_for_nothing(golden, make_engine):
 def test_shared_states_have_the_same_bits(family, dtype, model_config, make_engine):
     """With --batch-invariant: chunks end for snapshots where those of a whole prompt may, and so do those of forks."""
     vocab, numbers = model_config(family).vocab_size, random.Random(1)
-    shared = [numbers.randrange(vocab) for _ in range(300)]
-    lengths = (300, 190, 190, 129, 0) * 6
+    shared = [numbers.randrange(vocab) for _ in range(150)]
+    lengths = (150, 129, 129, 70, 0) * 6
     prompts = [shared[:common] + [numbers.randrange(vocab) for _ in range(1 + common % 70)] for common in lengths]
     requests = [
         Request(number, tuple(prompt), SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, n=3, logprobs=3))

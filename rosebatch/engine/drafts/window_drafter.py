@@ -19,9 +19,9 @@ _LOOKED_AT, _COMPARED = 32, 7
 # Plans without another look, where the last ones found nothing; and without drafts, where the last ones did not pay.
 _LONGEST_PAUSE, _LONGEST_REST = 16, 64
 # Of the share of right drafts, what the last look counts, at a few rows; and the last window, of all rows.
-_LAST_LOOK, _LAST_WINDOW = 0.3, 0.5
+_LAST_LOOK, _LAST_WINDOW = 0.5, 0.5
 # Of a row's own drafts, what counts in its next window; and as how many drafts of its own those of all rows count.
-_KEPT_OF_A_ROW, _OF_ALL_ROWS = 0.8, 8.0
+_KEPT_OF_A_ROW, _OF_ALL_ROWS = 0.8, 6.0
 # How much shorter drafts must make the rest of the work to be tried, and to be kept.
 _TRIED, _KEPT = 1.15, 1.05
 # Seconds that a new kind of step takes until it is a graph; a step's launches; what drafts add to them, waiting for the
@@ -91,6 +91,9 @@ class WindowDrafter:
         if self._resting:
             self._resting -= 1
             return
+        if not any(each.spec.id in self._of_rows for each in rows):
+            # Nothing is known of this work: the last one's rows say little of it.
+            self.right = 0.0
         if not drafts:
             self._look(rows, array("I") if planner.answers is None else planner.answers.tokens)
         least = _KEPT if drafts else _TRIED
@@ -109,7 +112,9 @@ class WindowDrafter:
         plain = self.cost.of(len(rows), read)
         # As the runner rounds them.
         count = 1 << (len(scheduler.queues.running) - 1).bit_length()
-        left, waiting = np.array([each.num_remaining_tokens for each in rows]), len(scheduler.queues.waiting)
+        # Of rows whose last tokens are under way, none are left.
+        left = np.maximum([each.num_remaining_tokens for each in rows], 1)
+        waiting = len(scheduler.queues.waiting)
         coming = _steps_to_come(rows, int(left.max()), waiting)
         best, most = 1, 0.0
         for queries in QUERIES:
@@ -155,11 +160,13 @@ class WindowDrafter:
             right = len(same) if same.all() else int(same.argmin())
             shares.append(right / (right + (right < _COMPARED)))
             self._learn(row.spec.id, right, right + (right < _COMPARED))
-        if shares:
-            self.right += _LAST_LOOK * (sum(shares) / len(shares) - self.right)
+        self._turn += _LOOKED_AT
+        if not shares:
+            # None of them is long enough yet, or all are too long.
+            return
+        self.right += _LAST_LOOK * (sum(shares) / len(shares) - self.right)
         # Of those that have ended, nothing is kept.
         self._of_rows = {row.spec.id: self._of_rows[row.spec.id] for row in rows if row.spec.id in self._of_rows}
-        self._turn += _LOOKED_AT
         self._pause = 0 if any(shares) else min(max(2 * self._pause, 1), _LONGEST_PAUSE)
         self._left = self._pause
 
