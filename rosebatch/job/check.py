@@ -15,9 +15,9 @@ from rosebatch.core.errors import FlagError, RowError, printable
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Request
 from rosebatch.core.words import counted
+from rosebatch.engine.build import choose_block_size
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens, min_slots, num_snapshots
-from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates
 from rosebatch.engine.scheduling.chunk_ends import ChunkEnds
 from rosebatch.engine.scheduling.servable import require_servable

@@ -12,10 +12,11 @@ from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.core.plain import dtype_name
+from rosebatch.engine.build import LoadedEngine
 from rosebatch.engine.cache.memory import KVGroup
 from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.load import LoadedEngine, load_engine
+from rosebatch.engine.load import load_engine
 from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.launch.plan import LaunchPlan, plan_fitting, switched_off_by, warn_once

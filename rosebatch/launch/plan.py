@@ -15,9 +15,10 @@ from rosebatch.config.switches import Switches, flag, without_effect
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.plain import dtype_name
 from rosebatch.core.words import counted
+from rosebatch.engine.build import choose_block_size
 from rosebatch.engine.cache.memory import batched_tokens, memory_of
 from rosebatch.engine.images import image_bytes
-from rosebatch.engine.load import choose_block_size, pick_device
+from rosebatch.engine.load import pick_device
 from rosebatch.io.row_adapters import RowAdapters
 from rosebatch.launch.drafts import require_drafts
 from rosebatch.launch.fit import SMALL_IMAGE, Fit, Wanted, find_fit

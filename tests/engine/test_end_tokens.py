@@ -8,7 +8,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.load import build_engine
+from rosebatch.engine.build import LoadedModel, build_engine
 from rosebatch.engine.plan import SequenceSpec
 from rosebatch.engine.sampling.logits import count_cells
 from rosebatch.ops.select import select
@@ -25,7 +25,7 @@ def test_rows_that_use_the_end_tokens():
     ops = select(switches)
     limits = RunConfig(device="cpu", max_num_seqs=2, block_size=4, kv_cache_memory=1 << 20)
     config = replace(CONFIG, eos_token_ids=(*ODD, 7))
-    engine = build_engine(ToyModel(ops), config, limits, switches, ops, torch.float32, CPU).engine
+    engine = build_engine(LoadedModel(ToyModel(ops), config, ops, torch.float32, CPU), limits, switches).engine
     assert engine.eos_token_ids == {7}
     bans = find_bans(None, (), (7, 9), VOCAB, engine.eos_token_ids)
     sampling = SamplingParams(max_tokens=5, min_tokens=4)

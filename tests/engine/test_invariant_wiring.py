@@ -9,6 +9,7 @@ import torch
 
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
+from rosebatch.engine import build as building
 from rosebatch.engine import load
 from rosebatch.engine.images import ImageEncoder
 from rosebatch.engine.sampling.features import Features
@@ -61,9 +62,8 @@ def test_chunks_of_states_end_with_a_tile(on):
     switches = replace(Switches.resolve({}, "cpu"), batch_invariant=on, paged_attention=True)
     limits = RunConfig(device="cpu", max_num_seqs=4, block_size=24, kv_cache_memory=1 << 16)
     ops = select(Switches.resolve({}, "cpu"))
-    loaded = load.build_engine(
-        build("qwen3_5", ops), FAMILIES["qwen3_5"], limits, switches, ops, torch.float32, torch.device("cpu")
-    )
+    model = building.LoadedModel(build("qwen3_5", ops), FAMILIES["qwen3_5"], ops, torch.float32, CPU)
+    loaded = building.build_engine(model, limits, switches)
     assert loaded.engine.scheduler.planner.ends.unit == (192 if on else 1)
 
 
@@ -77,16 +77,17 @@ def test_texts_beside_images_that_see_both_ways_have_one_kernel(on, both_ways, m
         seen.append(switches.hopper_prefill)
         raise InterruptedError
 
-    memory = load.memory_of(CPU)
-    monkeypatch.setattr(load, "memory_of", lambda device: memory)
-    monkeypatch.setattr(load, "KVCache", lambda *_: None)
-    monkeypatch.setattr(load, "device_ops", lambda switches: None)
-    monkeypatch.setattr(load, "TritonRunner", stop)
+    memory = building.memory_of(CPU)
+    monkeypatch.setattr(building, "memory_of", lambda device: memory)
+    monkeypatch.setattr(building, "KVCache", lambda *_: None)
+    monkeypatch.setattr(building, "device_ops", lambda switches: None)
+    monkeypatch.setattr(building, "TritonRunner", stop)
     limits, ops = RunConfig(max_num_seqs=4, kv_cache_memory=1 << 20), select(Switches.resolve({}, "cpu"))
     images = ImageEncoder(lambda: None, (), CPU, both_ways=both_ways)
-    model, cuda = build("gemma3", ops), torch.device("cuda")
+    cuda = torch.device("cuda")
+    model = building.LoadedModel(build("gemma3", ops), FAMILIES["gemma3"], ops, torch.float32, cuda, images=images)
     with pytest.raises(InterruptedError):
-        load.build_engine(model, FAMILIES["gemma3"], limits, SWITCHES[on], ops, torch.float32, cuda, images=images)
+        building.build_engine(model, limits, SWITCHES[on])
     assert seen == [not (on and both_ways)]
 
 

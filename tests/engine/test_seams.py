@@ -10,9 +10,9 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.build import LoadedModel, build_engine
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.load import build_engine
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
@@ -74,7 +74,7 @@ def test_a_model_of_its_own_gets_an_engine(expected):
     switches = Switches.resolve({}, "cpu")
     ops = select(switches)
     config = RunConfig(device="cpu", max_num_seqs=SLOTS, block_size=BLOCK_SIZE, kv_cache_memory=1 << 20)
-    loaded = build_engine(ToyModel(ops), CONFIG, config, switches, ops, torch.float32, CPU)
+    loaded = build_engine(LoadedModel(ToyModel(ops), CONFIG, ops, torch.float32, CPU), config, switches)
     assert completions(loaded.engine) == expected
     # K and V of 16 numbers a token in the first layer, of 16 in the one with a window of 5, of 64 in that of 7.
     pools = loaded.engine.scheduler.blocks.pools

@@ -10,8 +10,8 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.build import LoadedModel, build_engine
 from rosebatch.engine.cache.host_store import HostStore
-from rosebatch.engine.load import build_engine
 from rosebatch.engine.plan import DecodeWindow, PackedStep
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from rosebatch.engine.staging import Staging
@@ -211,7 +211,8 @@ def test_the_switch_decides(swap):
     switches = replace(Switches.resolve({}, "cpu"), swap=swap)
     ops, cpu = select(switches), torch.device("cpu")
     limits = RunConfig(device="cpu", max_num_seqs=4, block_size=4, kv_cache_memory=1 << 16)
-    loaded = build_engine(build("gpt2", ops), MODELS["gpt2"], limits, switches, ops, torch.float32, cpu)
+    model = LoadedModel(build("gpt2", ops), MODELS["gpt2"], ops, torch.float32, cpu)
+    loaded = build_engine(model, limits, switches)
     assert loaded.engine.scheduler.planner.host_blocks.num_blocks == (loaded.num_blocks if swap else 0)
 
 

@@ -9,8 +9,8 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches, is_on
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.build import LoadedModel, build_engine
 from rosebatch.engine.cache.kv_cache import bytes_per_block
-from rosebatch.engine.load import build_engine
 from rosebatch.engine.triton_runner import prefix_groups, prefix_tiles
 from rosebatch.ops.select import select
 from tests.engine.small_models import MODELS, VOCAB, build, plain_engine
@@ -44,7 +44,7 @@ def test_tokens_equal_a_cpus(slots, blocks, off, device):
     model = build("e4m3", ops, device)
     size = bytes_per_block([spec.planes for spec in model.mixers], 16, torch.float32)
     limits = RunConfig(device="cuda", max_num_seqs=slots, block_size=16, kv_cache_memory=blocks * size)
-    loaded = build_engine(model, MODELS["e4m3"], limits, switches, ops, torch.float32, device)
+    loaded = build_engine(LoadedModel(model, MODELS["e4m3"], ops, torch.float32, device), limits, switches)
     done = {c.request.id: c.token_ids for c in loaded.engine.run(_requests())}
     assert done == {c.request.id: c.token_ids for c in plain_engine("e4m3").run(_requests())}
     assert (loaded.engine.stats.preemptions > 0) == (blocks == 4)

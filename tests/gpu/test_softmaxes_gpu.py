@@ -9,7 +9,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches, is_on
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.load import build_engine
+from rosebatch.engine.build import LoadedModel, build_engine
 from rosebatch.ops.select import select
 from tests.engine.small_models import MODELS, VOCAB, build, plain_engine
 
@@ -43,7 +43,7 @@ def test_tokens_equal_a_cpus(name, slots, blocks, off, device, expected):
         device="cuda", max_num_seqs=slots, block_size=16, kv_cache_memory=blocks * 16 * _TOKEN_BYTES[name] + 1
     )
     model = build(name, ops, device)
-    loaded = build_engine(model, MODELS[name], limits, switches, ops, torch.float32, device)
+    loaded = build_engine(LoadedModel(model, MODELS[name], ops, torch.float32, device), limits, switches)
     done = {c.request.id: c.token_ids for c in loaded.engine.run(_requests())}
     assert done == expected[name]
     assert (loaded.engine.stats.preemptions > 0) == (blocks == 4)
