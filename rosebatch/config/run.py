@@ -228,6 +228,8 @@ class RunConfig:
             if not isinstance(value, bool | None):
                 raise ValueError(f"{name} must be True or False, got {quoted(value)}")
         if isinstance(adapters := settings.get("lora"), Mapping):
+            if odd := [name for name in adapters if "=" in str(name)]:
+                raise ValueError(f"lora: the name {quoted(odd[0])} must have no =, which would end it in NAME=FOLDER")
             settings["lora"] = tuple(f"{name}={folder}" for name, folder in adapters.items())
         elif isinstance(adapters, str):
             settings["lora"] = (adapters,)

@@ -51,13 +51,18 @@ def _name_of(given: Any, adapters: Mapping[str, str]) -> str | None:
         raise ValueError(f"lora_request must be a LoRARequest, got {type(given).__name__}")
     if name in adapters:
         own = adapters[name]
-        if path and Path(path).is_dir() and Path(own).is_dir() and not Path(own).samefile(path):
+        if path and path != own and not _may_be(Path(path), Path(own)):
             raise ValueError(f"lora_request {name}: lora={{...}} of LLM has {own} by this name, not {path}")
         return name
     for other, folder in adapters.items():
         if path and (path == folder or (Path(path).is_dir() and Path(folder).is_dir() and Path(folder).samefile(path))):
             return other
     raise ValueError(f"lora_request {name}: adapters are loaded with the model: LLM(…, lora={{{name!r}: {path!r}}})")
+
+
+def _may_be(path: Path, own: Path) -> bool:
+    """Whether a folder may be the adapter that is loaded: a Hub id may have been downloaded to it."""
+    return path.is_dir() and (not own.is_dir() or own.samefile(path))
 
 
 def _path_of(given: Any) -> str:

@@ -260,12 +260,21 @@ def test_the_library(folders, expected, model_folder):
             answers(TEXT, LoRARequest("four", 4, "nowhere"))
         with pytest.raises(ValueError, match=r"^lora_request one: lora={\.\.\.} of LLM has .* by this name, not "):
             answers(TEXT, LoRARequest("one", 1, str(folders["two"])))
+        # The loaded one answered, though another of the Hub was asked for.
+        with pytest.raises(ValueError, match=r"of LLM has .* by this name, not some/other$"):
+            answers(TEXT, LoRARequest("one", 1, "some/other"))
         with pytest.raises(ValueError, match=r"^lora_request must be a LoRARequest, got int$"):
             answers(TEXT, 3)
         with pytest.raises(ValueError, match=r"^lora_request has 1 adapter for 2 prompts$"):
             answers([TEXT, TEXT], ["one"])
         with pytest.raises(ValueError, match="lora 'four' is no adapter of this run"):
             llm.generate({"prompt": TEXT, "lora": "four"}, params)
+
+
+def test_a_name_that_would_be_cut(model_folder):
+    """What stood behind the = was taken for the folder's beginning."""
+    with pytest.raises(ValueError, match=r"^lora: the name 'a=b' must have no ="):
+        LLM(model_folder, device="cpu", lora={"a=b": "folder"})
 
 
 def test_two_of_one_name(cli, folders, model_folder, tmp_path):
