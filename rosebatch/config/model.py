@@ -9,6 +9,8 @@ from rosebatch.config.classifier import ClassifierConfig
 from rosebatch.config.gated_delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE, require_in
+from rosebatch.config.mamba2 import MambaConfig
+from rosebatch.config.multipliers import MultipliersConfig
 from rosebatch.config.short_conv import ConvConfig
 from rosebatch.host.model_files import shown
 
@@ -166,6 +168,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             tensor, and ``activation`` and ``norm_eps`` have no meaning.
         delta: the gated delta rule of some layers.
         conv: short convolutions of some layers.
+        mamba: Mamba2 of some layers.
+        multipliers: factors of a layer's products; None for none.
+        attention_layers: whether a layer has attention, for each layer; empty means all that keep no state.
+        mlp_layers: whether a layer has an MLP or experts, for each layer; empty means all.
         experts: routed experts; None for a dense MLP in every layer.
         bidirectional: whether a token sees those after it too. A prompt is then computed in one step, and nothing is
             kept of it; a sliding window has the keys on each side, the query's own included.
@@ -210,6 +216,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     transformers: TransformersShape | None = None
     delta: DeltaConfig | None = None
     conv: ConvConfig | None = None
+    mamba: MambaConfig | None = None
+    multipliers: MultipliersConfig | None = None
+    attention_layers: tuple[bool, ...] = ()
+    mlp_layers: tuple[bool, ...] = ()
     experts: ExpertsConfig | None = None
     bidirectional: bool = False
     token_types: int = 0
@@ -234,7 +244,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for name in ("embedding_multiplier", "residual_multiplier", "logit_multiplier"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be finite, got {shown(getattr(self, name))}")
-        for name in ("sliding_windows", "attention_scales", "rotary_layers"):
+        for name in ("sliding_windows", "attention_scales", "rotary_layers", "attention_layers", "mlp_layers"):
             if len(getattr(self, name)) not in (0, self.num_layers):
                 raise ValueError(f"{name} has {len(getattr(self, name))} values for {self.num_layers} layers")
         if any(not 0 <= window < MAX_ID for window in self.sliding_windows):
@@ -246,9 +256,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"transformers does not fit the family {self.family}")
         if self.hp1 is None and not 0 < self.norm_eps < math.inf:
             raise ValueError(f"norm_eps must be > 0, got {self.norm_eps}")
-        for name, part in (("delta", self.delta), ("conv", self.conv), ("experts", self.experts)):
+        for name in ("delta", "conv", "mamba", "experts"):
+            part = getattr(self, name)
             if part and len(part.layers) != self.num_layers:
                 raise ValueError(f"{name}.layers has {len(part.layers)} values for {self.num_layers} layers")
+        if self.mamba and not any(self.attends):
+            raise ValueError("a model whose layers all have Mamba2 alone is not supported")
 
     def _check_rope(self) -> None:
         if self.rope is None:
@@ -292,7 +305,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if self.transformers is not None:
             layers = self.transformers.kv_planes
         else:
-            layers = ((Planes(self.num_kv_heads, self.head_dim, 2),),) * (self.num_layers - self.num_state_layers)
+            layers = ((Planes(self.num_kv_heads, self.head_dim, 2),),) * sum(self.attends)
         return tuple(
             e4m3_planes(*planes) if self.stores_e4m3(window) else planes
             for planes, window in zip(layers, self.kv_windows, strict=True)
@@ -304,28 +317,35 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def state_layers(self) -> tuple[bool, ...]:
-        """Whether a layer keeps a state in place of K and V, for each layer."""
-        part = self.delta or self.conv
+        """Whether a layer keeps a state, for each layer."""
+        part = self.delta or self.conv or self.mamba
         return part.layers if part else (False,) * self.num_layers
 
     @property
     def num_state_layers(self) -> int:
-        """Layers that keep a state in place of K and V."""
+        """Layers that keep a state."""
         return sum(self.state_layers)
+
+    @property
+    def attends(self) -> tuple[bool, ...]:
+        """Whether a layer has attention, for each layer."""
+        return self.attention_layers or tuple(not state for state in self.state_layers)
 
     @property
     def mixer_channels(self) -> int:
         """Numbers of a token that a layer's mixer has at most, its result left out."""
         qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        if self.delta:
-            return max(qkv, self.delta.step_channels)
+        rule = self.delta or self.mamba
+        if rule:
+            return max(qkv, rule.step_channels)
         # The convolution's inputs, and what it makes of them.
         return max(qkv, 4 * self.hidden_size) if self.conv else qkv
 
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of a sequence's states in all layers, activations of ``itemsize``."""
-        if self.delta:
-            return self.num_state_layers * self.delta.state_bytes(itemsize)
+        rule = self.delta or self.mamba
+        if rule:
+            return self.num_state_layers * rule.state_bytes(itemsize)
         return self.num_state_layers * self.conv.taps * self.hidden_size * itemsize if self.conv else 0
 
     @property
@@ -333,7 +353,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """``sliding_window`` of each layer with a KV cache."""
         if self.bidirectional:
             return []
-        return [self.sliding_window(layer) for layer, state in enumerate(self.state_layers) if not state]
+        return [self.sliding_window(layer) for layer, own in enumerate(self.attends) if own]
 
     def sliding_window(self, layer: int) -> int:
         """Keys a query of this layer sees, its own included; 0 for all."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
@@ -17,7 +18,7 @@ from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.quantization.forms import load_matrix, load_weight
 from rosebatch.model.quantization.joined import joined
 from rosebatch.model.weights import WeightSource, lazy_tensor
-from rosebatch.ops.ops import GATES, Linear, Ops, Partial
+from rosebatch.ops.ops import GATES, Linear, Ops, Partial, ScaledLinear
 from rosebatch.ops.weight import Indices
 
 
@@ -230,6 +231,19 @@ def _require_no_biases(weights: WeightSource, names: Sequence[str]) -> None:
         found = weights.get(f"{name}.bias", shape)
         if not found.is_meta and found.any():
             raise UserError(f"{name}.bias: the weights have it, and by config.json this model has no such bias")
+
+
+def scaled(linear: Linear, factors: Sequence[float], sizes: Sequence[int], like: Tensor) -> Linear:
+    """The linear, with a factor for each of several pieces of its columns.
+
+    Args:
+        factors, sizes: of the pieces.
+        like: a tensor on the run's device.
+    """
+    if all(factor == 1 for factor in factors):
+        return linear
+    each = [factor for factor, size in zip(factors, sizes, strict=True) for _ in range(size)]
+    return ScaledLinear(linear, like.new_tensor(each, dtype=torch.float32))
 
 
 def channels(heads: range, size: int) -> range:

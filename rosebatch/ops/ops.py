@@ -28,8 +28,10 @@ from rosebatch_kernels.gated_delta import reference as gated_delta
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear.interface import Linear as Linear
 from rosebatch_kernels.linear.interface import Scales as Scales
+from rosebatch_kernels.linear.scaled import ScaledLinear as ScaledLinear
 from rosebatch_kernels.logits import reference as logits
 from rosebatch_kernels.logprobs import reference as logprobs
+from rosebatch_kernels.mamba2 import reference as mamba2
 from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
 from rosebatch_kernels.qkv import torch_heads as qkv
@@ -192,6 +194,7 @@ class Ops:
     kv_append: Callable[..., None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
     gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = gated_delta.gated_norm
+    gate_norm: Callable[[Tensor, Tensor, Tensor | None, int, float], Tensor] = mamba2.gate_norm
     sigmoid_mul: Callable[[Tensor, Tensor], Tensor] = mlp.sigmoid_mul
     adjust: Callable[..., Tensor] = logits.adjust
     mask_: Callable[[Tensor, Tensor, Tensor], None] = logits.mask_

@@ -119,6 +119,7 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
     from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
     from rosebatch_kernels.logits import kernel as logits_kernel
+    from rosebatch_kernels.mamba2.gate_norm import gate_norm
 
     device = device_of(torch.device("cuda"))
     group = input_group if switches.quantized_linear and device.has_e4m3 else None
@@ -160,6 +161,7 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
         kv_append=partial(kv_cache_kernel.append, sizes=cache_sizes) if switches.batched_kv_append else kv_cache.append,
         copy_blocks=partial(kv_cache_kernel.copy_blocks, sizes=cache_sizes),
         gated_norm=partial(gated_norm, device=device),
+        gate_norm=partial(gate_norm, device=device),
         scale_and_cap_=sized(logits_kernel, "scale_and_cap_", device),
         **_mlp_ops(switches, device),
         **_norm_ops(switches, device, group),

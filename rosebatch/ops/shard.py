@@ -49,6 +49,8 @@ def require_divisible(config: ModelConfig, size: int) -> None:
     counts = {"heads": config.num_heads}
     if config.delta:
         counts["key heads of the delta rule"] = config.delta.key_heads
+    if config.mamba:
+        counts["groups of heads of Mamba2"] = config.mamba.groups
     if config.conv:
         counts["channels of convolutions"] = config.hidden_size
     for what, count in counts.items():

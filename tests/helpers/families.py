@@ -42,6 +42,14 @@ _SHARED = {"shared_expert_intermediate_size": 36}
 _MOE_DELTA = {key: value for key, value in _DELTA.items() if key != "intermediate_size"}
 _GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
+_MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 20, "mamba_d_head": 16}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 0.5,
+}
+
 # The first families, by kernels and runners of their own.
 _PLAIN = {**_SIZES, "intermediate_size": 96}
 _GPT2 = {"vocab_size": 199, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}
@@ -137,13 +145,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite": (
         "GraniteConfig",
-        {
-            **_SIZES,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.1,
-            "logits_scaling": 0.5,
-        },
+        {**_SIZES, **_GRANITE},
     ),
     "granite4": (
         "GraniteMoeHybridConfig",
@@ -152,12 +154,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 0,
             "shared_intermediate_size": 72,
             "layer_types": ["full_attention"] * 3,
+            **_GRANITE,
             "position_embedding_type": "rope",
             "rope_parameters": {"rope_theta": 500.0},
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.1,
-            "logits_scaling": 0.5,
         },
     ),
     "smollm3": (
@@ -201,6 +200,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": (
         "Qwen3_5TextConfig",
         {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_conv_kernel_dim": 3},
+    ),
+    "bamba": ("BambaConfig", {**_SIZES, **_MAMBA, "attn_layer_indices": [1]}),
+    "granite4_h": (
+        "GraniteMoeHybridConfig",
+        {
+            **_SIZES,
+            **_MAMBA,
+            **_GRANITE,
+            "intermediate_size": 28,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 72,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
     ),
     "lfm2": ("Lfm2Config", {**_SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
 }

@@ -11,7 +11,8 @@ GROUPS = {
     "attention_of_e4m3": {"_append", "_attend_shared", "_decode", "_prefill", "_prefill_shared", "_prepare"},
     "gated_attention": {"_gated_attend_shared", "_gated_decode", "_gated_prefill", "_prepare"},
     "whole_prompts": {"_bidirectional_attend"},
-    "delta_rule": {"_delta_convolve", "_delta_decode", "_delta_solve", "_delta_walk", "_gated_norm"},
+    "delta_rule": {"_causal_conv", "_delta_decode", "_delta_solve", "_delta_walk", "_gated_norm"},
+    "mamba2": {"_causal_conv", "_gate_norm", "_mamba_decode", "_mamba_walk"},
     "short_convolutions": {"_convolve_chunks", "_convolve_tokens"},
     "layers": {
         "_activation", "_activation_mul", "_append", "_bias_residual", "_copy_blocks", "_norm", "_sigmoid_mul",

@@ -307,6 +307,35 @@ def delta_rule() -> None:
         gated_norm(out, out, empty(value_dim, dtype=dtype), 1e-6)
 
 
+def mamba2() -> None:
+    from rosebatch_kernels.common.chunks import pack_chunks
+    from rosebatch_kernels.mamba2.layout import MambaState, MambaWeights
+
+    names = ("decode", "prefill", "gate_norm")
+    decode, prefill, gate_norm = (getattr(Launchers(f"mamba2.{name}"), name) for name in names)
+    fp32 = torch.float32
+    for heads, head_dim, groups, size, dtype in [
+        (64, 64, 8, 128, torch.bfloat16),
+        (24, 64, 1, 256, torch.bfloat16),
+        (3, 40, 1, 24, torch.float16),
+        (128, 64, 1, 128, torch.float16),
+        (4, 64, 2, 128, fp32),
+        (4, 128, 1, 256, fp32),
+    ]:
+        inner = heads * head_dim
+        channels = inner + 2 * groups * size
+        state = MambaState(empty(3, 4, channels, dtype=dtype), empty(3, heads, head_dim, size, dtype=fp32))
+        bias = None if head_dim == 40 else empty(channels, dtype=dtype)
+        conv, of_heads = empty(channels, 4, dtype=dtype), empty(heads, dtype=fp32)
+        weights = MambaWeights(conv, bias, of_heads, of_heads, of_heads)
+        xbc, dt = empty(70, channels, dtype=dtype), empty(70, heads, dtype=dtype)
+        decode(xbc, dt, state, ints(70), ints(70), ints(70), weights)
+        with lowered_only() if dtype == fp32 else nullcontext():
+            prefill(xbc, dt, state, pack_chunks([(0, 0, 0, 70)]), weights)
+        out = empty(70, inner, dtype=dtype)
+        gate_norm(out, out, None if head_dim == 40 else empty(inner, dtype=dtype), groups, 1e-6)
+
+
 def short_convolutions() -> None:
     from rosebatch_kernels.common.chunks import pack_chunks
 

@@ -53,6 +53,7 @@ def test_same_signature(operator):
         ("paged_attention", set(), {"softmax"}),
         ("hp1", set(), {"probabilities"}),
         ("gated_delta", {"gated_norm"}, {"advance"}),
+        ("mamba2", {"gate_norm"}, {"advance"}),
     ],
 )
 def test_same_signature_of_attention(attention, others, formulas):

@@ -1,4 +1,4 @@
-"""SiLU and GELU whose bits do not depend on an element's place, on a CPU.
+"""Activations whose bits do not depend on an element's place, on a CPU.
 
 PyTorch's own compute the end of a vector loop with other instructions than its middle. That may change the last bit.
 Its ``exp``, ``erf`` and ``tanh`` do not. In 16 bit, rounding hides the difference of SiLU, and not that of GELU.
@@ -11,6 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 
 _ROOT_OF_HALF, _ROOT_OF_2_BY_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
+
+
+def logistic(x: Tensor) -> Tensor:
+    """``1 / (1 + exp(-x))``."""
+    return 1 / (1 + torch.exp(-x))
+
+
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``."""
+    return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
 
 
 def silu(x: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.activations import activate, logistic
+from rosebatch_kernels.common.activations import logistic
+from rosebatch_kernels.common.causal_conv import convolve_token
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
@@ -158,9 +159,9 @@ def _delta_decode(
         k_channel = KEY_HEADS * KEY_DIM + q_channel
         v_channel = 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + c
         keep = tl.where(first_of_key, KEY_DIM, 0)
-        q = _convolve(x, kept, q_channel, d, KEY_DIM, keep, position, conv, conv_bias, channels, TAPS)
-        k = _convolve(x, kept, k_channel, d, KEY_DIM, keep, position, conv, conv_bias, channels, TAPS)
-        v = _convolve(x, kept, v_channel, c, VALUE_DIM, VALUE_DIM, position, conv, conv_bias, channels, TAPS)
+        q = convolve_token(x, kept, q_channel, d, KEY_DIM, keep, position, conv, conv_bias, channels, TAPS)
+        k = convolve_token(x, kept, k_channel, d, KEY_DIM, keep, position, conv, conv_bias, channels, TAPS)
+        v = convolve_token(x, kept, v_channel, c, VALUE_DIM, VALUE_DIM, position, conv, conv_bias, channels, TAPS)
         q *= unit_factor(q, 0) * (KEY_DIM**-0.5)
         k *= unit_factor(k, 0)
         decay = tl.exp(log_decay(tl.load(a + row * a_stride + head), log_rate + head, dt_bias + head))
@@ -173,36 +174,3 @@ def _delta_decode(
         tl.store(cells, decay * past + k[:, None] * change[None, :], inside)
         where = out + row * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + c
         tl.store(where, result.to(out.dtype.element_ty), c < VALUE_DIM)
-
-
-@triton.jit
-def _convolve(
-    x,
-    kept,
-    channel,
-    index,
-    size,
-    keep,
-    position,
-    conv,
-    conv_bias,
-    CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr,
-):
-    """SiLU of the convolution, rounded, at ``channel`` where ``index < size``.
-
-    The token's input goes to the ring where ``index < keep``.
-    """
-    inside = index < size
-    own = tl.load(x + channel, inside, other=0.0)
-    total = own.to(tl.float32) * tl.load(conv + channel * TAPS + (TAPS - 1), inside, other=0.0).to(tl.float32)
-    for back in tl.static_range(1, TAPS):
-        place = (position + TAPS - back) % TAPS
-        known = tl.where(position >= back, size, 0)
-        value = tl.load(kept + place * CHANNELS + channel, index < known, other=0.0)
-        factor = tl.load(conv + channel * TAPS + (TAPS - 1 - back), inside, other=0.0)
-        total += value.to(tl.float32) * factor.to(tl.float32)
-    if conv_bias is not None:
-        total += tl.load(conv_bias + channel, inside, other=0.0).to(tl.float32)
-    tl.store(kept + (position % TAPS) * CHANNELS + channel, own, index < keep)
-    return activate(total, "silu").to(x.dtype.element_ty).to(tl.float32)

@@ -5,17 +5,15 @@
 import triton
 import triton.language as tl
 
+from rosebatch_kernels.common.activations import softplus
+
 
 @triton.jit
 def log_decay(a, log_rate, dt_bias):
     """``-exp(log_rate) · softplus(a + dt_bias)`` in fp32, from values and the addresses of a head's parameters."""
-    x = a.to(tl.float32) + tl.load(dt_bias).to(tl.float32)
-    small = tl.exp(-tl.abs(x))
-    # log(1 + small) to full precision: an error of one part in 2^24 of the sum adds up over thousands of tokens.
-    total = 1.0 + small
-    exact = tl.where(total == 1.0, small, tl.log(total) * small / tl.where(total == 1.0, 1.0, total - 1.0))
+    step = softplus(a.to(tl.float32) + tl.load(dt_bias).to(tl.float32))
     rate = tl.exp(tl.load(log_rate).to(tl.float32))
-    return -rate * (tl.maximum(x, 0.0) + exact)
+    return -rate * step
 
 
 @triton.jit

@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.activations import activate, logistic
+from rosebatch_kernels.common.activations import logistic
+from rosebatch_kernels.common.causal_conv import convolve_chunks
+from rosebatch_kernels.common.chunk_fields import chunk_fields, tile_of_program
 from rosebatch_kernels.common.chunks import TILE_ROWS, PackedChunks
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.dot import dot
@@ -79,24 +81,8 @@ def prefill(
         ``[T, value_heads · value_dim]``; rows that no chunk covers are undefined.
     """
     key_heads, value_heads, key_dim, value_dim = state.heads
-    tokens, channels = qkv.shape
-    mixed = torch.empty(tokens, channels, dtype=qkv.dtype, device=qkv.device)
-    bias = weights.conv_bias
-    _delta_convolve[(cdiv(channels, sizes.channels), len(packed.tiles))](
-        mixed=mixed,
-        qkv=qkv,
-        inputs=state.inputs,
-        chunks=packed.chunks,
-        tiles=packed.tiles,
-        conv=weights.conv,
-        conv_bias=bias,
-        qkv_stride=qkv.stride(0),
-        CHANNELS=channels,
-        BLOCK=sizes.channels,
-        TAPS=state.inputs.shape[1],
-        ROWS=TILE_ROWS,
-        **launch_options(device),
-    )
+    tokens = len(qkv)
+    mixed = convolve_chunks(qkv, state.inputs, packed, weights.conv, weights.conv_bias, sizes.channels, device=device)
     keys = torch.empty(tokens, value_heads, key_dim, dtype=qkv.dtype, device=qkv.device)
     values = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     decays = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
@@ -150,57 +136,6 @@ def prefill(
 
 
 @triton.jit
-def _delta_convolve(
-    mixed,
-    qkv,
-    inputs,
-    chunks,
-    tiles,
-    conv,
-    conv_bias,
-    qkv_stride,
-    CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TAPS: tl.constexpr,
-    ROWS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        wait()
-    chunk, start = _tile_of_program(tiles)
-    if chunk >= 0:
-        slot, first, position, count = _chunk(chunks, chunk)
-        column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = column < CHANNELS
-        row = start + tl.arange(0, ROWS)[:, None]
-        present = (row < count) & inside[None, :]
-        x = qkv + first * qkv_stride + column[None, :]
-        kept = inputs + slot * (TAPS * CHANNELS) + column[None, :]
-        total = tl.zeros([ROWS, BLOCK], tl.float32)
-        for back in tl.static_range(TAPS):
-            source = row - back
-            factor = tl.load(conv + column * TAPS + (TAPS - 1 - back), inside, other=0.0).to(tl.float32)[None, :]
-            value = tl.load(x + source.to(tl.int64) * qkv_stride, present & (source >= 0), other=0.0)
-            total += value.to(tl.float32) * factor
-            if start == 0:
-                place = position + source
-                earlier = present & (source < 0) & (place >= 0)
-                value = tl.load(kept + (place + TAPS) % TAPS * CHANNELS, earlier, other=0.0)
-                total += value.to(tl.float32) * factor
-        if conv_bias is not None:
-            total += tl.load(conv_bias + column, inside, other=0.0).to(tl.float32)[None, :]
-        out = activate(total, "silu").to(mixed.dtype.element_ty)
-        tl.store(mixed + (first + row) * CHANNELS + column[None, :], out, present)
-        if start == 0:
-            # The chunk's last inputs take the places of those that this program has read.
-            tl.debug_barrier()
-            last = count - 1 - tl.arange(0, ROWS)[:, None]
-            keeps = (last > count - 1 - TAPS) & (last >= 0) & inside[None, :]
-            value = tl.load(x + last.to(tl.int64) * qkv_stride, keeps, other=0.0)
-            tl.store(kept + (position + last) % TAPS * CHANNELS, value, keeps)
-
-
-@triton.jit
 def _delta_solve(
     keys,
     values,
@@ -228,10 +163,10 @@ def _delta_solve(
     if PDL:
         wait()
     head = tl.program_id(0)
-    chunk, start = _tile_of_program(tiles)
+    chunk, start = tile_of_program(tiles)
     start += tl.program_id(2) * ROWS
     if chunk >= 0:
-        _, first, _, count = _chunk(chunks, chunk)
+        _, first, _, count = chunk_fields(chunks, chunk)
         channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
         r = tl.arange(0, ROWS)
         present = start + r < count
@@ -312,7 +247,7 @@ def _delta_walk(
     if PDL:
         wait()
     head = tl.program_id(1)
-    slot, first, position, count = _chunk(chunks, tl.program_id(2))
+    slot, first, position, count = chunk_fields(chunks, tl.program_id(2))
     if count > 0:
         channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
         key_head = head // (VALUE_HEADS // KEY_HEADS)
@@ -350,17 +285,3 @@ def _delta_walk(
             kept = tl.where(present, k_unit * tl.exp(tl.minimum(last - total, 0.0)), 0.0)
             s = dot(tl.trans(k), (new * kept[:, None]).to(dtype), s * tl.exp(last))
         tl.store(cells, s, in_memory)
-
-
-@triton.jit
-def _tile_of_program(tiles):
-    """Chunk, and first row in it, of the tile whose index is this program's second id."""
-    tile = tiles + tl.program_id(1) * 2
-    return tl.load(tile), tl.load(tile + 1)
-
-
-@triton.jit
-def _chunk(chunks, index):
-    """Slot, first row, position of that row and tokens; the first two 64 bits wide, being parts of offsets."""
-    chunk = chunks + index * 4
-    return tl.load(chunk).to(tl.int64), tl.load(chunk + 1).to(tl.int64), tl.load(chunk + 2), tl.load(chunk + 3)

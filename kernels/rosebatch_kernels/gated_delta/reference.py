@@ -8,7 +8,9 @@ where the input is float64.
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.causal_conv_reference import convolve
 from rosebatch_kernels.common.chunks import PackedChunks
+from rosebatch_kernels.common.cpu_activations import logistic, softplus
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 
 # Added to a head's sum of squares before the root, as in the models' own code.
@@ -55,7 +57,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     wide_gate = gate.float()
-    return ((weight * normed).float() * (wide_gate * _logistic(wide_gate))).to(x.dtype)
+    return ((weight * normed).float() * (wide_gate * logistic(wide_gate))).to(x.dtype)
 
 
 def advance(
@@ -64,14 +66,14 @@ def advance(
     """Successive tokens of one sequence, the first at ``position``: ``[n, value_heads · value_dim]``."""
     key_heads, value_heads, key_dim, value_dim = state.heads
     wide = torch.promote_types(qkv.dtype, torch.float32)
-    mixed = _convolve(qkv, state.inputs[slot], position, weights).to(wide)
+    mixed = convolve(qkv, state.inputs[slot], position, weights.conv, weights.conv_bias).to(wide)
     q, k, v = mixed.split([key_heads * key_dim] * 2 + [value_heads * value_dim], 1)
     group = value_heads // key_heads
     q, k = (_unit(x.unflatten(1, (key_heads, key_dim))).repeat_interleave(group, 1) for x in (q, k))
     q, v = q * key_dim**-0.5, v.unflatten(1, (value_heads, value_dim))
     rate = weights.log_rate.to(wide).exp()
-    decay = torch.exp(-rate * _softplus(a.to(wide) + weights.dt_bias.to(wide)))
-    beta = _logistic(b.to(wide))
+    decay = torch.exp(-rate * softplus(a.to(wide) + weights.dt_bias.to(wide)))
+    beta = logistic(b.to(wide))
     memory = state.memory[slot].to(wide)
     if position == 0:
         memory.zero_()
@@ -85,35 +87,8 @@ def advance(
     return out.flatten(1).to(qkv.dtype)
 
 
-def _convolve(x: Tensor, inputs: Tensor, position: int, weights: DeltaWeights) -> Tensor:
-    """SiLU of the causal convolution of ``x [n, C]`` with what stands before it; its last inputs replace those."""
-    taps, end = len(inputs), position + len(x)
-    before = inputs[[p % taps for p in range(position - taps + 1, position)]]
-    before[: max(0, taps - 1 - position)] = 0
-    whole = torch.cat((before, x))
-    kept = range(max(position, end - taps), end)
-    inputs[[p % taps for p in kept]] = x[len(x) - len(kept) :]
-    wide = torch.promote_types(x.dtype, torch.float32)
-    factors = weights.conv.to(wide).t().contiguous()
-    total = torch.zeros(x.shape, dtype=wide, device=x.device)
-    for tap in range(taps):
-        total += whole[tap : tap + len(x)].to(wide) * factors[tap]
-    if weights.conv_bias is not None:
-        total += weights.conv_bias.to(wide)
-    return (total * _logistic(total)).to(x.dtype)
-
-
 def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
-
-
-def _logistic(x: Tensor) -> Tensor:
-    """By exp: unlike PyTorch's sigmoid, SiLU and softplus, it gives the same bits at any place in a tensor."""
-    return 1 / (1 + torch.exp(-x))
-
-
-def _softplus(x: Tensor) -> Tensor:
-    return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
 
 
 def _empty(qkv: Tensor, state: DeltaState) -> Tensor:

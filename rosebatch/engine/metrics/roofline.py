@@ -147,9 +147,10 @@ def find_floor(
     attention = 4 * config.num_heads * config.head_dim * pairs
     weights = sum(n * (_bytes_read(config, _reached(config, rows), kept) + head * itemsize) for rows, n in live.items())
     read = weights + key_bytes
-    if config.delta:
+    rule = config.delta or config.mamba
+    if rule:
         # A decode step reads and writes each sequence's state.
-        read += 2 * config.num_state_layers * config.delta.memory_bytes * sum(length - 1 for length in output_lens)
+        read += 2 * config.num_state_layers * rule.memory_bytes * sum(length - 1 for length in output_lens)
     prefill_s = (2 * of_head + attention) / rates.matmul + 2 * of_layers / (rates.fp8 if kept.fp8 else rates.matmul)
     return Floor(prefill_s=prefill_s, decode_s=read / rates.copy)
 
@@ -173,13 +174,16 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
     # A model with the delta rule has a gate as wide as q.
     queries = config.num_heads * (3 if config.delta else 2)
     attention = (queries + 2 * config.num_kv_heads) * config.head_dim
-    columns: float = (config.num_layers - config.num_state_layers) * attention
+    columns: float = sum(config.attends) * attention
     if config.delta:
         delta = config.delta
         columns += config.num_state_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
+    if config.mamba:
+        columns += config.num_state_layers * (config.mamba.projected + config.mamba.inner)
     if config.conv:
         columns += config.num_state_layers * 4 * config.hidden_size
-    matrices, dense = FAMILIES[config.family].mlp_matrices, config.num_layers
+    matrices = FAMILIES[config.family].mlp_matrices
+    dense = sum(config.mlp_layers) if config.mlp_layers else config.num_layers
     if config.experts:
         experts, routed = config.experts, sum(config.experts.layers)
         inner = num_experts * experts.expert_size + experts.shared_size
@@ -189,8 +193,8 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
 
 
 def _after_keys(config: ModelConfig, num_experts: float) -> float:
-    """Weights of the last layer that do not make K and V; 0 where they are not known, or it keeps a state."""
-    if config.transformers is not None or config.state_layers[-1]:
+    """Weights of the last layer that do not make K and V; 0 where they are not known, or it has no attention alone."""
+    if config.transformers is not None or config.state_layers[-1] or config.attention_layers:
         return 0
     columns: float = config.num_heads * (3 if config.delta else 2) * config.head_dim
     matrices = FAMILIES[config.family].mlp_matrices

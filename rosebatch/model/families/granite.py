@@ -1,30 +1,62 @@
-"""Granite 3.x and 4: a Llama with multipliers in four places. Of Granite 4, models without states and experts."""
+"""Granite 3.x and 4: a Llama with multipliers in four places. Granite 4 may have Mamba2 layers and experts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rosebatch.model.families.llama import LLAMA_DEFAULTS, LLAMA_GGUF, Llama, parse_llama
+from rosebatch.model.experts import ExpertsMLP, SharedExpert, make_router
+from rosebatch.model.families.bamba import MambaLlama
+from rosebatch.model.families.llama import LLAMA_DEFAULTS, LLAMA_GGUF, parse_llama
 from rosebatch.model.family import Architecture, Family, GGUFModel
 from rosebatch.model.gguf import decoder as gguf_decoder
-from rosebatch.model.hf.fields import refuse, size, supported
-from rosebatch.model.sublayers import MLP, load_gated_mlp
+from rosebatch.model.hf.fields import local_experts, size, supported
+from rosebatch.model.hf.mamba2 import MAMBA_DEFAULTS, mamba, mamba_layers
+from rosebatch.model.quantization.forms import load_matrix, load_weight
+from rosebatch.model.sublayers import MLP, GatedMLP, columns, load_gated_mlp
 from rosebatch.model.weights import WeightSource
+from rosebatch.ops.ops import EXPERT_GATES, GATES, Experts
 
 
-class Granite4(Llama):
-    """See ``Llama``: its MLP is what its other models have beside experts, with gate and up as one tensor."""
+class Granite4(MambaLlama):
+    """See ``MambaLlama``: an MLP for all tokens, alone or beside experts, with gate and up as one tensor."""
 
     def load_mlp(self, index: int, prefix: str, weights: WeightSource) -> MLP:
         """See ``Llama``."""
         names, down = [f"{prefix}shared_mlp.input_linear"], f"{prefix}shared_mlp.output_linear"
-        return load_gated_mlp(self.config, self.ops, weights, names, down)
+        shared = load_gated_mlp(self.config, self.ops, weights, names, down)
+        return shared if self.config.experts is None else self._load_mixture(prefix, weights, shared)
+
+    def _load_mixture(self, prefix: str, weights: WeightSource, shared: GatedMLP) -> MLP:
+        config, experts, own = self.config, self.config.experts, f"{prefix}block_sparse_moe."
+        assert experts is not None, "the layer has experts"
+        number, hidden, size = experts.num_experts, config.hidden_size, experts.expert_size
+        inner = self.ops.shard.of(size)
+        gate_up = load_matrix(weights, f"{own}input_linear.weight", (number, 2 * size, hidden))
+        down = load_matrix(weights, f"{own}output_linear.weight", (number, hidden, size))
+        routed = Experts(
+            gate_up=gate_up.rows(columns((size, inner), (size, inner))),
+            down=down.columns(inner),
+            activation=EXPERT_GATES[config.activation],
+            k=experts.experts_per_token,
+            normalize=experts.normalize,
+        )
+        return ExpertsMLP(
+            router=make_router(self.ops, load_weight(weights, f"{own}router.layer.weight", (number, hidden))),
+            num_experts=number,
+            routed=self.ops.experts(routed),
+            shared=SharedExpert(self.ops, GATES[config.activation], shared.gate_up, shared.down),
+        )
 
 
 # Default of transformers' config class.
-_GRANITE_4_DEFAULTS = {**LLAMA_DEFAULTS, "num_local_experts": 8, "shared_intermediate_size": 1024}
-# Names of versions of transformers.
-_ATTENTION = ("attention", "full_attention")
+_GRANITE_4_DEFAULTS = {
+    **LLAMA_DEFAULTS,
+    **MAMBA_DEFAULTS,
+    "intermediate_size": 11008,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 1024,
+}
 
 
 def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,12 +72,18 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_granite_4(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``; rotary positions or none."""
-    layers = size(values, "num_hidden_layers")
-    for kind in values.get("layer_types") or values.get("layers_block_type") or ["mamba"] * layers:
-        supported("layer_types", kind, _ATTENTION)
-    refuse(values, "num_local_experts")
-    fields = _parse({**values, "intermediate_size": size(values, "shared_intermediate_size"), "mlp_bias": False})
-    return fields | {"family": "granite4", "rotary_layers": [values.get("position_embedding_type") == "rope"] * layers}
+    number, shared = size(values, "num_hidden_layers"), size(values, "shared_intermediate_size")
+    layers = mamba_layers(values.get("layer_types") or values.get("layers_block_type") or ["mamba"] * number)
+    fields = _parse({**values, "intermediate_size": shared, "mlp_bias": False})
+    fields |= {"family": "granite4", "rotary_layers": [values.get("position_embedding_type") == "rope"] * number}
+    if any(layers):
+        # The convolutions of transformers' layers have it too; ours have SiLU.
+        supported("hidden_act", values["hidden_act"], ("silu",))
+        fields["mamba"] = mamba(values, layers)
+    if values["num_local_experts"]:
+        supported("hidden_act", values["hidden_act"], EXPERT_GATES)
+        fields["experts"] = local_experts(values, number) | {"shared_size": shared}
+    return fields
 
 
 def _gguf_config(model: GGUFModel) -> dict[str, Any]:
@@ -67,7 +105,7 @@ _GGUF = replace(LLAMA_GGUF, architecture="granite", config=_gguf_config)
 ARCHITECTURES = {
     "GraniteForCausalLM": Architecture("granite", "Granite 3.x", _parse, LLAMA_DEFAULTS, gguf=_GGUF),
     "GraniteMoeHybridForCausalLM": Architecture(
-        "granitemoehybrid", "Granite 4 without Mamba layers", _parse_granite_4, _GRANITE_4_DEFAULTS, fallback=False
+        "granitemoehybrid", "Granite 4", _parse_granite_4, _GRANITE_4_DEFAULTS, experts=True, fallback=False
     ),
 }
-FAMILY = Family("granite4", Granite4)
+FAMILY = Family("granite4", Granite4, may_have=("mamba", "experts"))
