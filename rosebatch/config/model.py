@@ -83,6 +83,9 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         normalize: whether the weights of a token's experts sum to 1.
         shared_size: inner size of an expert that all tokens go through; 0 for none.
         shared_gate: whether that has a gate, one number for each token.
+        scores: how experts are chosen; see ``rosebatch_kernels.experts.reference.route``, where ``logistic`` ones have
+            a correction.
+        scale: of the weights of a token's experts, with logistic scores.
     """
 
     layers: tuple[bool, ...]
@@ -92,6 +95,8 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     normalize: bool = True
     shared_size: int = 0
     shared_gate: bool = False
+    scores: Literal["softmax", "logistic"] = "softmax"
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         require_in("num_experts", self.num_experts, 1, _MAX_EXPERTS)
@@ -170,8 +175,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         conv: short convolutions of some layers.
         mamba: Mamba2 of some layers.
         multipliers: factors of a layer's products; None for none.
-        attention_layers: whether a layer has attention, for each layer; empty means all that keep no state.
-        mlp_layers: whether a layer has an MLP or experts, for each layer; empty means all.
+        attention_layers: whether a layer has attention, for each layer; None: all that keep no state.
+        mlp_layers: whether a layer has an MLP or experts, for each layer; None: all.
         experts: routed experts; None for a dense MLP in every layer.
         bidirectional: whether a token sees those after it too. A prompt is then computed in one step, and nothing is
             kept of it; a sliding window has the keys on each side, the query's own included.
@@ -218,8 +223,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     conv: ConvConfig | None = None
     mamba: MambaConfig | None = None
     multipliers: MultipliersConfig | None = None
-    attention_layers: tuple[bool, ...] = ()
-    mlp_layers: tuple[bool, ...] = ()
+    attention_layers: tuple[bool, ...] | None = None
+    mlp_layers: tuple[bool, ...] | None = None
     experts: ExpertsConfig | None = None
     bidirectional: bool = False
     token_types: int = 0
@@ -245,8 +250,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be finite, got {shown(getattr(self, name))}")
         for name in ("sliding_windows", "attention_scales", "rotary_layers", "attention_layers", "mlp_layers"):
-            if len(getattr(self, name)) not in (0, self.num_layers):
-                raise ValueError(f"{name} has {len(getattr(self, name))} values for {self.num_layers} layers")
+            if (given := getattr(self, name)) and len(given) != self.num_layers:
+                raise ValueError(f"{name} has {len(given)} values for {self.num_layers} layers")
         if any(not 0 <= window < MAX_ID for window in self.sliding_windows):
             raise ValueError(f"a sliding window must be in [0, {MAX_ID}), got {shown(list(self.sliding_windows))}")
         # Some models write -1 where they have no end token.

@@ -85,8 +85,8 @@ def load_experts(
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "the layer has experts"
     inner, own = experts.expert_size, ops.shard.of(experts.expert_size)
-    gate_up = _load_matrices(weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden))
-    down = _load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner))
+    gate_up = load_matrices(weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden))
+    down = load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner))
     routed = Experts(
         gate_up=gate_up.rows(columns((inner, own), (inner, own))),
         down=down.columns(own),
@@ -126,7 +126,7 @@ def _load_shared(config: ModelConfig, ops: Ops, weights: WeightSource, prefix: s
     return SharedExpert(ops, GATES[config.activation], gate_up, down)
 
 
-def _load_matrices(
+def load_matrices(
     weights: WeightSource,
     prefix: str,
     names: ExpertNames,

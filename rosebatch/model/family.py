@@ -137,6 +137,7 @@ class Family:
     Attributes:
         name: see ``ModelConfig.family``.
         load: makes a model of a shape; raises UserError if a weight is missing or has the wrong shape.
+        activations: that its MLP may have; None: those of all MLPs, with a gate or without.
         mlp_matrices: of hidden size x intermediate size in a layer's MLP; the floor of a run counts their bytes. An MLP
             with a gate has three.
         needs: parts of ``ModelConfig`` that a shape must have -> what they are, for people.
@@ -149,6 +150,7 @@ class Family:
 
     name: str
     load: Callable[[ModelConfig, Ops, WeightSource], Model]
+    activations: Collection[str] | None = None
     mlp_matrices: int = 3
     needs: Mapping[str, str] = field(default_factory=dict)
     may_have: tuple[str, ...] = ()

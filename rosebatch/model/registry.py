@@ -60,7 +60,7 @@ def build_model(config: ModelConfig, ops: Ops, weights: WeightSource) -> Model:
         UserError: a weight is missing or has the wrong shape, or the MLP cannot have this activation.
     """
     family = FAMILIES[config.family]
-    served = GATES if family.mlp_matrices == _GATED else ACTIVATIONS
+    served = family.activations or (GATES if family.mlp_matrices == _GATED else ACTIVATIONS)
     if config.activation not in served:
         raise UserError(f"activation {config.activation!r} is not supported; supported are {', '.join(served)}")
     return family.load(config, ops, weights)

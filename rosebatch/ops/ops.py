@@ -74,16 +74,18 @@ class Partial(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Experts:
-    """The routed experts of a layer: gated MLPs, of which each token goes through ``k``.
+    """The routed experts of a layer: MLPs, of which each token goes through ``k``.
 
     Attributes:
-        gate_up: ``[E, 2 · I, H]``, the gate's rows first.
+        gate_up: ``[E, 2 · I, H]``, the gate's rows first; ``[E, I, H]`` with ``relu2``, which has no gate.
         down: ``[E, H, I]``.
         gate_up_bias: ``[E, 2 · I]``, or None.
         down_bias: ``[E, H]``, or None.
-        activation: ``clamped_swiglu``, or a value of ``EXPERT_GATES``.
+        activation: ``clamped_swiglu``, ``relu2``, or a value of ``EXPERT_GATES``.
         k: experts of a token.
         normalize: whether the weights of a token's experts sum to 1; see ``rosebatch_kernels.experts.reference``.
+        correction: ``[E]`` fp32, what is added to scores where experts are chosen by these; None: logits choose.
+        scale: of the weights, with a correction.
     """
 
     gate_up: Weight
@@ -93,6 +95,8 @@ class Experts:
     activation: str
     k: int
     normalize: bool
+    correction: Tensor | None = None
+    scale: float = 1.0
 
 
 class RoutedExperts(Protocol):

@@ -103,10 +103,12 @@ def _cpu_ops(switches: Switches) -> Ops:
 
         gate_up, down = products(layer.gate_up, layer.gate_up_bias), products(layer.down, layer.down_bias)
         mixture = TorchExperts([*gate_up], [*down], layer.activation)
-        k, normalize = layer.k, layer.normalize
+        choose = partial(
+            experts.route, k=layer.k, normalize=layer.normalize, correction=layer.correction, scale=layer.scale
+        )
 
         def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
-            return Partial(mixture(x, *experts.route(logits, k, normalize=normalize), shared))
+            return Partial(mixture(x, *choose(logits), shared))
 
         return run
 
@@ -202,12 +204,15 @@ def _expert_kernels(device: Device, switches: Switches, layer: Experts) -> Route
     biases = layer.gate_up_bias, layer.down_bias
     both, keeps = (layer.gate_up, layer.down), switches.quantized_linear and packed.can_decode(device)
     gate_up, down = ((weight.experts() if keeps else None) or weight.dense() for weight in both)
-    k, normalize, activation = layer.k, layer.normalize, layer.activation
+    activation = layer.activation
+    choose = partial(
+        route, k=layer.k, normalize=layer.normalize, correction=layer.correction, scale=layer.scale, device=device
+    )
     sizes = SIZES.of(device).invariant() if switches.batch_invariant else SIZES.of(device)
     parts = partial(kernel.parts, sizes=sizes, device=device)
 
     def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
-        ids, weights = route(logits, k, normalize=normalize, device=device)
+        ids, weights = choose(logits)
         return Partial(parts(x, ids, weights, gate_up, down, *biases, activation, shared))
 
     return run

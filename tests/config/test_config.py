@@ -88,7 +88,7 @@ def test_hp1():
         (DELTA_SHAPE, {"attention_soft_cap": 2.0}, "attention_soft_cap is not supported for qwen3_5"),
         ({**SHAPE, "family": "gemma"}, {"experts": EXPERTS}, "experts has no meaning for gemma"),
         (SHAPE, {"family": "gpt_oss"}, "experts is missing"),
-        (SHAPE, {"family": "lama"}, "shape.toml: unknown family 'lama'; families are bert, cohere, "),
+        (SHAPE, {"family": "lama"}, "shape.toml: unknown family 'lama'; families are bamba, bert, cohere, "),
     ],
 )
 def test_what_a_family_cannot_have(shape, changes, message):

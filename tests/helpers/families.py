@@ -15,6 +15,7 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
 }
+_UNSIZED = {key: value for key, value in _SIZES.items() if key != "num_hidden_layers"}
 _UNTIED = {key: value for key, value in _SIZES.items() if key != "tie_word_embeddings"}
 # Heads of 12 channels, of which 3 are rotated, in two pairs.
 _NARROW = {**_SIZES, "hidden_size": 48}
@@ -42,7 +43,7 @@ _SHARED = {"shared_expert_intermediate_size": 36}
 _MOE_DELTA = {key: value for key, value in _DELTA.items() if key != "intermediate_size"}
 _GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
-_MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 20, "mamba_d_head": 16}
+_MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 20}
 _GRANITE = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -215,6 +216,42 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
     ),
+    # transformers' prompts keep steps above a least one, and its generated tokens do not: it is too small to matter.
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **_UNSIZED,
+            "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp"],
+            "n_routed_experts": 5,
+            "moe_intermediate_size": 28,
+            "moe_shared_expert_intermediate_size": 36,
+            "routed_scaling_factor": 2.5,
+            "head_dim": 24,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 4,
+            "ssm_state_size": 20,
+            "time_step_min": 1e-9,
+        },
+    ),
+    "falcon_h1": (
+        "FalconH1Config",
+        {
+            **_SIZES,
+            **_MAMBA,
+            "num_hidden_layers": 2,
+            "mamba_d_ssm": 128,
+            "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.7,
+            "attention_in_multiplier": 1.3,
+            "key_multiplier": 0.6,
+            "attention_out_multiplier": 0.9,
+            "ssm_in_multiplier": 1.2,
+            "ssm_multipliers": [0.7, 1.1, 0.8, 1.4, 0.6],
+            "ssm_out_multiplier": 0.5,
+            "mlp_multipliers": [0.8, 1.2],
+        },
+    ),
     "lfm2": ("Lfm2Config", {**_SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
 }
 # The thorough tier: what else their configs allow.
@@ -291,6 +328,48 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3_next-dense": ("Qwen3NextConfig", {**_DELTA, "mlp_only_layers": [0, 1, 2, 3]}),
+    "granite4_h-dense": (
+        "GraniteMoeHybridConfig",
+        {
+            **_SIZES,
+            **_MAMBA,
+            **_GRANITE,
+            "num_local_experts": 0,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+        },
+    ),
+    "falcon_h1-normed": (
+        "FalconH1Config",
+        {
+            **_SIZES,
+            **_MAMBA,
+            "mamba_d_ssm": 128,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_n_groups": 2,
+            "mlp_bias": True,
+            "mlp_multipliers": [0.8, 1.2],
+            "mamba_d_conv": 3,
+        },
+    ),
+    "nemotron_h-biases": (
+        "NemotronHConfig",
+        {
+            **_UNSIZED,
+            "layers_block_type": ["mlp", "full_attention", "linear_attention"],
+            "head_dim": 24,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 20,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "time_step_min": 1e-9,
+            "mlp_bias": True,
+            "use_bias": True,
+        },
+    ),
     "llama-yarn": ("LlamaConfig", {**_SIZES, "rope_parameters": _YARN}),
     "llama-yarn-exact": (
         "LlamaConfig",

@@ -488,10 +488,16 @@ def adapters() -> None:
 def experts() -> None:
     kernel, router = Launchers("experts.kernel"), Launchers("experts.router")
     for tokens in (1, 256, 512, 4096):
-        for number, k, size, inner, activation in ((128, 8, 256, 64, "silu_mul"), (32, 4, 360, 72, "clamped_swiglu")):
-            ids, weights = router.route(empty(tokens, number), k, normalize=number == 32)
-            biases = (empty(number, 2 * inner), empty(number, size)) if number == 32 else (None, None)
-            matrices = empty(number, 2 * inner, size), empty(number, size, inner)
+        for number, k, size, inner, activation in (
+            (128, 8, 256, 64, "silu_mul"),
+            (32, 4, 360, 72, "clamped_swiglu"),
+            (128, 6, 256, 72, "relu2"),
+        ):
+            correction = empty(number, dtype=torch.float32) if activation == "relu2" else None
+            ids, weights = router.route(empty(tokens, number), k, normalize=number == 32, correction=correction)
+            columns = inner if activation == "relu2" else 2 * inner
+            biases = (empty(number, columns), empty(number, size)) if number == 32 else (None, None)
+            matrices = empty(number, columns, size), empty(number, size, inner)
             kernel.parts(empty(tokens, size), ids, weights, *matrices, *biases, activation)
     if not can_decode(launchers.device_of(torch.device("cuda"))):
         return

@@ -13,7 +13,7 @@ kernel, order, router = map(Launchers, ("experts.kernel", "common.sort_rows", "e
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 # (tokens, experts, experts of a token, H, I): one token; odd sizes; more pairs than one chunk of the sort has.
 SHAPES = [(1, 5, 2, 24, 40), (7, 8, 3, 33, 17), (70, 5, 2, 64, 48)]
-NAMES = ["silu_mul", "gelu_mul", "clamped_swiglu"]
+NAMES = ["silu_mul", "gelu_mul", "clamped_swiglu", "relu2"]
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -25,6 +25,23 @@ def test_route(experts, k, normalize, device, randn):
     expected_ids, expected = reference.route(logits.cpu(), k, normalize=normalize)
     assert ids.cpu().tolist() == expected_ids.tolist()
     torch.testing.assert_close(weights.cpu(), expected)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("experts", "k"), [(5, 2), (128, 6), (8, 8)])
+def test_route_by_corrected_scores(experts, k, normalize, device, randn):
+    """The correction chooses and weighs nothing: in the weights, an expert would count by how often it was chosen."""
+    # Scores of equal sums would be decided by the rounding of exp.
+    logits, correction = randn(9, experts).to(device), randn(experts).to(device)
+    options = {"normalize": normalize, "scale": 2.5}
+    ids, weights = router.route(logits, k, correction=correction, **options)
+    scores = logits.cpu().double().sigmoid()
+    expected = (scores + correction.cpu().double()).topk(k).indices
+    chosen = scores.gather(1, expected)
+    chosen = 2.5 * (chosen / chosen.sum(-1, keepdim=True) if normalize else chosen)
+    for found in ((ids.cpu(), weights.cpu()), reference.route(logits.cpu(), k, correction=correction.cpu(), **options)):
+        assert found[0].tolist() == expected.tolist()
+        torch.testing.assert_close(found[1].double(), chosen, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -72,9 +89,10 @@ def check(shape, activation, biased, step, dtype, device, randn, assert_close):
     tokens, experts, k, size, inner = shape
     x = randn(tokens, size + 8, dtype=dtype).to(device)[:, :size]
     ids, weights = reference.route(randn(tokens, experts), k, normalize=True)
-    gate_up = (randn(experts, 2 * inner, size) * size**-0.5).to(device, dtype)
+    columns = inner if activation == "relu2" else 2 * inner
+    gate_up = (randn(experts, columns, size) * size**-0.5).to(device, dtype)
     down = (randn(experts, size, inner) * inner**-0.5).to(device, dtype)
-    biases = (randn(experts, 2 * inner, dtype=dtype), randn(experts, size, dtype=dtype)) if biased else (None, None)
+    biases = (randn(experts, columns, dtype=dtype), randn(experts, size, dtype=dtype)) if biased else (None, None)
     biases = [None if bias is None else bias.to(device) for bias in biases]
     arguments = (ids.to(device), weights.to(device), gate_up, down, *biases)
     shared = randn(tokens, size, dtype=dtype).to(device) if biased else None
@@ -95,7 +113,7 @@ def exact_parts(x, ids, weights, gate_up, down, gate_up_bias, down_bias, activat
         for slot, expert in enumerate(ids[token].tolist()):
             inner = gate_up[expert] @ x[token]
             inner = inner if gate_up_bias is None else inner + gate_up_bias[expert]
-            result = down[expert] @ reference.GATED[activation](*inner.chunk(2))
+            result = down[expert] @ reference.activated(activation, inner)
             result = result if down_bias is None else result + down_bias[expert]
             out[slot, token] = result * weights[token, slot]
     return out

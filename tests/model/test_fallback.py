@@ -112,7 +112,6 @@ def test_the_floor_counts_active_experts(folder):
         ("bloom", "its attention does not go through transformers' attention interface"),
         ("electra", "its masks are neither causal nor sliding windows"),
         ("jamba", "layer 0 is of type linear_attention"),
-        ("falcon_h1", "layer 0 is of type hybrid"),
         ("doge", "model.layers.0.self_attn builds a mask of its own"),
         ("moshi", "its config has a window of 24, its masks have none"),
         ("llama4_text", "its masks depend on the input"),

@@ -56,21 +56,36 @@ def test_defaults_of_encoders_are_transformers_own(name):
     assert not found.head
 
 
+# Their own defaults are models of Mamba2 alone, or of fewer layers than these.
+LAYERS = {
+    "BambaForCausalLM": {"attn_layer_indices": [1]},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 4},
+    "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2},
+}
+# Of experts: their number, and the inner size of one for all tokens.
+COUNTS = ("num_experts", "num_local_experts")
+SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
+
+
+def first_of(config, names):
+    return next((found for name in names if (found := getattr(config, name, None)) is not None), 0)
+
+
 @pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n.endswith("CausalLM") and n != "HP1ForCausalLM"])
 def test_defaults_are_transformers_own(name):
     """With only the sizes given, all other values equal those of transformers' config class."""
-    served = {"num_local_experts": 0, "layer_types": ["full_attention"] * 8} if "Hybrid" in name else {}
+    served = LAYERS.get(name, {})
     expected = theirs(name, **served)
     config = parse(name, **served)
     heads = expected.num_attention_heads
     assert config.num_kv_heads == (getattr(expected, "num_key_value_heads", None) or heads)
     assert config.head_dim == (getattr(expected, "head_dim", None) or expected.hidden_size // heads)
     assert config.max_model_len == expected.max_position_embeddings
-    eps = [getattr(expected, field, None) for field in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")]
-    assert config.norm_eps in eps
+    fields = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
+    assert config.norm_eps in [getattr(expected, field, None) for field in fields]
     # LFM2's has no field.
-    activation = getattr(expected, "hidden_act", None) or getattr(expected, "hidden_activation", "silu")
-    assert config.activation == activation
+    fields = ("hidden_act", "hidden_activation", "mlp_hidden_act")
+    assert config.activation == (first_of(expected, fields) or "silu")
     assert config.tie_word_embeddings == expected.tie_word_embeddings
     eos = expected.eos_token_id
     assert config.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))
@@ -83,10 +98,10 @@ def test_defaults_are_transformers_own(name):
     windows = [window * (kinds is None or kind == "sliding_attention") for kind in kinds or [None] * 8]
     assert [config.sliding_window(layer) for layer in range(8)] == windows
     for layer, kind in enumerate(kinds or [None] * 8):
-        rope, parameters = config.layer_rope(layer), expected.rope_parameters
+        rope = config.layer_rope(layer)
         if rope is None:
             continue
-        parameters = parameters.get(kind, parameters)
+        parameters = expected.rope_parameters.get(kind, expected.rope_parameters)
         scaling = parameters.get("rope_type", "default")
         assert (rope.theta, rope.scaling) == (parameters["rope_theta"], scaling)
         assert scaling == "yarn" or rope == RopeConfig(theta=rope.theta)
@@ -94,10 +109,10 @@ def test_defaults_are_transformers_own(name):
     assert ARCHITECTURES[name].experts == (config.experts is not None)
     if config.experts is not None:
         experts, size = config.experts, getattr(expected, "moe_intermediate_size", expected.intermediate_size)
-        assert all(experts.layers)
-        assert (experts.num_experts, experts.expert_size) == (expected.num_experts, size)
+        assert list(experts.layers) == [kind == "moe" or "moe" not in (kinds or ()) for kind in kinds or [None] * 8]
+        assert (experts.num_experts, experts.expert_size) == (first_of(expected, COUNTS), size)
         assert experts.experts_per_token == expected.num_experts_per_tok
-        assert experts.shared_size == getattr(expected, "shared_expert_intermediate_size", 0)
+        assert experts.shared_size == first_of(expected, SHARED)
         # Without such a field, the weights always sum to 1.
         assert experts.normalize == getattr(expected, "norm_topk_prob", True)
 
@@ -288,8 +303,30 @@ def test_what_is_not_served_says_what_may_serve_it(name, options, message):
         # Beside the positions of each type of layer.
         ("Olmo3ForCausalLM", {"rope_parameters": {"full_attention": {}, "alpha": 2.0}}, "rope_parameters.alpha is not"),
         ("GraniteForCausalLM", {"logits_scaling": 0}, "division by zero"),
-        ("GraniteMoeHybridForCausalLM", {}, "layer_types 'mamba' is not supported; supported are attention"),
-        ("GraniteMoeHybridForCausalLM", {"layer_types": ["attention"]}, "num_local_experts is not supported"),
+        ("GraniteMoeHybridForCausalLM", {}, "a model whose layers all have Mamba2 alone is not supported"),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["conv"] * 8}, "layer_types 'conv' is not supported"),
+        ("BambaForCausalLM", {"attn_layer_indices": [1], "mamba_n_heads": 3}, "3 heads of Mamba2 of 1365 channels"),
+        (
+            "BambaForCausalLM",
+            {"attn_layer_indices": [1], "time_step_limit": [0.01, 1.0]},
+            "time_step_limit [0.01, 1.0]",
+        ),
+        # transformers' convolution has it, and ours has SiLU.
+        ("BambaForCausalLM", {"attn_layer_indices": [1], "hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["M", "x"]}, "layers_block_type 'x' is not supported"),
+        (
+            "NemotronHForCausalLM",
+            {"hybrid_override_pattern": "M*E", "n_group": 2},
+            "n_group 2 is not supported: experts",
+        ),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*E", "moe_latent_size": 8}, "moe_latent_size is not"),
+        ("FalconH1ForCausalLM", {"projectors_bias": True}, "projectors_bias is not supported"),
+        (
+            "FalconH1ForCausalLM",
+            {"mamba_rms_norm": True},
+            "mamba_norm_before_gate is not supported with mamba_rms_norm",
+        ),
+        ("FalconH1ForCausalLM", {"ssm_multipliers": [1.0]}, "ssm_multipliers must be a list of 5 numbers"),
         ("GraniteForCausalLM", {"residual_multiplier": float("nan")}, "residual_multiplier must be finite"),
         ("Gemma2ForCausalLM", {"final_logit_softcapping": -1.0}, "logit_soft_cap must be a number >= 0, got -1.0"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "theta must not"),

@@ -36,8 +36,8 @@ from rosebatch_kernels.experts.sizes import Sizes, Step, Tile
 from rosebatch_kernels.fp8 import quantize
 
 _SLOPE, _LIMIT = tl.constexpr(SLOPE), tl.constexpr(LIMIT)
-# Activations of the gate; the other gated form is written out.
-_GATES = {"silu_mul": "silu", "gelu_mul": "gelu_tanh", "clamped_swiglu": "clamped_swiglu"}
+# Activations of the gate; one more gated form, and one without a gate, are written out.
+_GATES = {"silu_mul": "silu", "gelu_mul": "gelu_tanh", "clamped_swiglu": "clamped_swiglu", "relu2": "relu2"}
 
 
 def parts(
@@ -169,7 +169,10 @@ def _expert_product(
     UNIT: tl.constexpr = None,
     IN_BLOCKS: tl.constexpr = False,
 ):
-    """With GATE, x is gathered by token and the result stands in sorted order; else the other way round."""
+    """With GATE, x is gathered by token and the result stands in sorted order; else the other way round.
+
+    It is the activation of the gate, or ``relu2`` of a product without one.
+    """
     if PDL:
         wait()
     program = tl.program_id(0)
@@ -186,8 +189,8 @@ def _expert_product(
     x_rows = x + (token if GATE is not None else place)[:, None] * x_stride
     first = (program % column_tiles) * COLUMNS
     n = first + tl.arange(0, COLUMNS)
-    matrix: tl.constexpr = 2 * N if GATE is not None else N
-    gated: tl.constexpr = GATE is not None
+    gated: tl.constexpr = GATE is not None and GATE != "relu2"
+    matrix: tl.constexpr = 2 * N if gated else N
     if x_scales is not None:
         count = tokens if GATE is not None else tokens * SLOTS
         own = x_scales + (token if GATE is not None else place)
@@ -221,9 +224,12 @@ def _expert_product(
     dtype = out.dtype.element_ty
     if bias is not None:
         acc += tl.load(bias + expert * matrix + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        if GATE is not None:
+        if gated:
             up_acc += tl.load(bias + expert * matrix + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    if GATE is not None:
+    if GATE == "relu2":
+        value = tl.maximum(rounded(acc, dtype), 0.0)
+        tl.store(out + place[:, None] * N + n[None, :], (value * value).to(dtype), mask=wanted)
+    elif GATE is not None:
         # Rounded where separate kernels would round.
         value = rounded(acc, dtype)
         other = rounded(up_acc, dtype)

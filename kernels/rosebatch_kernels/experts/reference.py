@@ -1,4 +1,4 @@
-"""PyTorch reference of a mixture of experts. Each token goes through k of E gated MLPs; their results are summed."""
+"""PyTorch reference of a mixture of experts. Each token goes through k of E MLPs; their results are summed."""
 
 from collections.abc import Callable
 
@@ -6,24 +6,38 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch_kernels.common.cpu_activations import gelu_tanh, silu
+from rosebatch_kernels.common.cpu_activations import gelu_tanh, logistic, silu
 
 # Clamped SwiGLU of gpt-oss: the slope of its logistic and the bound of its inputs.
 SLOPE, LIMIT = 1.702, 7.0
+# Added to a sum of scores that weights are divided by, as in the models' own code.
+_LEAST = 1e-20
 
 
-def route(logits: Tensor, k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
-    """The k experts of each token, largest logit first; of equal logits, the lowest id first.
+def route(
+    logits: Tensor, k: int, *, normalize: bool, correction: Tensor | None = None, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The k experts of each token, best first; of equal ones, the lowest id first.
 
     Args:
         logits: ``[T, E]``, a bias of the router included.
         k: experts of a token.
         normalize: whether the weights are a softmax over the chosen experts (their sum is 1: Mixtral, gpt-oss,
             ``norm_topk_prob``), or the chosen experts' share of a softmax over all (Qwen2-MoE).
+        correction: ``[E]`` fp32. With it, an expert's score is the logistic of its logit (DeepSeek-V3, arXiv
+            2412.19437): those with the largest sums of score and correction are chosen, and their scores are the
+            weights, divided by their sum with ``normalize``. None: the logits choose.
+        scale: of the weights, with a correction.
 
     Returns:
         Ids ``[T, k]`` int32 and weights ``[T, k]`` fp32.
     """
+    if correction is not None:
+        scores = logistic(logits.float())
+        ids = (scores + correction).sort(dim=-1, descending=True, stable=True)[1][:, :k]
+        weights = scores.gather(1, ids)
+        total = weights.sum(-1, keepdim=True) + _LEAST if normalize else 1.0
+        return ids.int(), weights / total * scale
     values, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     weights = values[:, :k].softmax(-1) if normalize else values.softmax(-1)[:, :k]
     return ids[:, :k].int(), weights.contiguous()
@@ -66,6 +80,16 @@ GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def relu2(x: Tensor) -> Tensor:
+    """``relu(x) ** 2``, of experts without a gate."""
+    return functional.relu(x).square_()
+
+
+def activated(name: str, inner: Tensor) -> Tensor:
+    """``[n, I]`` of an expert's first product: ``[n, 2 · I]``, the gate first, or ``[n, I]`` with ``relu2``."""
+    return relu2(inner) if name == "relu2" else GATED[name](*inner.chunk(2, -1))
+
+
 def parts(
     x: Tensor,
     ids: Tensor,
@@ -82,11 +106,11 @@ def parts(
     Args:
         x: ``[T, H]``.
         ids, weights: ``[T, k]``, from ``route``.
-        gate_up: ``[E, 2 · I, H]``, the gate's rows first.
+        gate_up: ``[E, 2 · I, H]``, the gate's rows first; ``[E, I, H]`` with ``relu2``.
         down: ``[E, H, I]``.
-        gate_up_bias: ``[E, 2 · I]``.
+        gate_up_bias: ``[E, 2 · I]``, or ``[E, I]``.
         down_bias: ``[E, H]``.
-        activation: a name of ``GATED``.
+        activation: a name of ``GATED``, or ``relu2``.
         shared: ``[T, H]``, a last part: what all tokens share.
     """
     last = ids.shape[1]
@@ -96,7 +120,7 @@ def parts(
     for expert in ids.unique().tolist():
         tokens, slots = torch.where(ids == expert)
         inner = functional.linear(x[tokens], gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])
-        hidden = GATED[activation](*inner.chunk(2, -1))
+        hidden = activated(activation, inner)
         result = functional.linear(hidden, down[expert], None if down_bias is None else down_bias[expert])
         out[slots, tokens] = result.float() * weights[tokens, slots, None]
     return out

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common import host_waits
-from rosebatch_kernels.experts.reference import GATED, add_up
+from rosebatch_kernels.experts.reference import activated, add_up
 
 Product = Callable[[Tensor], Tensor]
 
@@ -18,15 +18,15 @@ class TorchExperts:
     """``x [T, H]`` with ``ids, weights [T, k]`` -> ``[T, H]``.
 
     Args:
-        gate_up: a product ``[n, H] -> [n, 2 · I]`` for each expert.
+        gate_up: a product ``[n, H] -> [n, 2 · I]`` for each expert; ``[n, I]`` with ``relu2``.
         down: a product ``[n, I] -> [n, H]`` for each.
-        activation: a name of ``GATED``.
+        activation: see ``reference.parts``.
     """
 
     def __init__(self, gate_up: list[Product], down: list[Product], activation: str) -> None:
         self.gate_up = gate_up
         self.down = down
-        self.gated = GATED[activation]
+        self.activation = activation
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
         """The weighted sum of each token's experts and of ``shared [T, H]``, in x's dtype."""
@@ -36,6 +36,6 @@ class TorchExperts:
             parts[count] = shared
         for expert in host_waits.to_list(ids.unique()):
             tokens, slots = torch.where(ids == expert)
-            hidden = self.gated(*self.gate_up[expert](x[tokens]).chunk(2, -1))
+            hidden = activated(self.activation, self.gate_up[expert](x[tokens]))
             parts[slots, tokens] = self.down[expert](hidden).float() * weights[tokens, slots, None]
         return add_up(parts, x.dtype)

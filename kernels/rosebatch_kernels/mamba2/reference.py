@@ -53,7 +53,8 @@ def gate_norm(x: Tensor, gate: Tensor, weight: Tensor | None, groups: int, eps: 
         return gated.to(x.dtype)
     by_group = gated.unflatten(1, (groups, -1))
     normed = by_group * torch.rsqrt(by_group.square().mean(-1, keepdim=True) + eps)
-    return (normed.flatten(1) * weight.float()).to(x.dtype)
+    out: Tensor = normed.flatten(1) * weight.float()
+    return out.to(x.dtype)
 
 
 def advance(xbc: Tensor, dt: Tensor, state: MambaState, slot: int, position: int, weights: MambaWeights) -> Tensor:
@@ -76,7 +77,8 @@ def advance(xbc: Tensor, dt: Tensor, state: MambaState, slot: int, position: int
         memory.baddbmm_(change[t, :, :, None], b[t, :, None])
         torch.bmm(memory, c[t, :, :, None], out=out[t, :, :, None])
     state.memory[slot] = memory
-    return (out + skip * x).flatten(1).to(xbc.dtype)
+    result: Tensor = out + skip * x
+    return result.flatten(1).to(xbc.dtype)
 
 
 def _empty(xbc: Tensor, state: MambaState) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from rosebatch.host.model_files import shown
 from rosebatch.model.hf.fields import UnservedError, size, supported
 
-# Defaults of transformers' config classes of Bamba, Granite 4 and Falcon-H1.
+# Defaults of transformers' config classes.
 MAMBA_DEFAULTS = {
     "mamba_n_heads": 128,
     "mamba_d_head": "auto",
