@@ -161,7 +161,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         sliding_windows: keys that a query sees, for each layer, 0 for all; empty means all in every layer.
         attention_scales: factor on q·k, for each layer; empty means head_dim ** -0.5 in every layer.
         attention_soft_cap, logit_soft_cap: a score or logit x becomes cap · tanh(x / cap); 0 for no cap.
-        rope: None if positions are learned embeddings.
+        rope: None if positions are learned embeddings, or there are none.
         sliding_rope: of layers with a sliding window, if it is another one (Gemma 3).
         rotary_layers: whether a layer has rotary positions, for each layer; empty means all.
         rotary_dim: the first channels of a head that are rotated; 0 for all. The last pair of an odd number is whole.

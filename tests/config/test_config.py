@@ -30,8 +30,10 @@ DELTA_SHAPE = {**SHAPE, "family": "qwen3_5", "delta": DELTA}
 def test_models_that_ship(path):
     """Each is a model that could be built: positions fit the family, end tokens are in the vocabulary."""
     config = check_config(load_toml(path, ModelConfig), str(path))
-    assert (config.rope is None) == (config.family in ("gpt2", "bert"))
-    assert config.activation in {"gpt2": ACTIVATIONS, "hp1": ("relu",)}.get(config.family, GATES)
+    assert (config.rope is None) == (config.family in ("gpt2", "bert", "nemotron_h"))
+    assert config.activation in {"gpt2": ACTIVATIONS, "hp1": ("relu",), "nemotron_h": ("relu2",)}.get(
+        config.family, GATES
+    )
     assert all(0 <= token < config.vocab_size for token in config.eos_token_ids)
     assert {len(config.sliding_windows), len(config.attention_scales)} <= {0, config.num_layers}
     assert config.head_dim % 2 == 0
