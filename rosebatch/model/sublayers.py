@@ -170,6 +170,7 @@ def load_linear(
     inputs: range | None = None,
     transposed: bool = False,
     plain: Collection[str] = (),
+    plain_rows: int = 0,
 ) -> Linear:
     """Several projections of one input as a single product.
 
@@ -184,20 +185,25 @@ def load_linear(
         inputs: the channels of the input that this process has; None for all.
         transposed: see ``load_weight``.
         plain: names of those that the run does not round.
+        plain_rows: so many last rows of the last one, which the run does not round.
 
     Raises:
         UserError: a weight is missing, or there are biases where ``bias`` says none.
     """
     stored = sizes if len(names) == len(sizes) else (sum(sizes),)
     each = list(zip(names, stored, strict=True))
-    weight = joined(
-        [
-            (load_weight if name in plain else load_matrix)(
-                weights, f"{name}.weight", (size, in_size), transposed=transposed
-            )
-            for name, size in each
-        ]
-    )
+    parts = [
+        (load_weight if name in plain else load_matrix)(
+            weights, f"{name}.weight", (size, in_size), transposed=transposed
+        )
+        for name, size in each
+    ]
+    if plain_rows and weights.rounding is not None:
+        name, size = each[-1]
+        unrounded = load_weight(weights, f"{name}.weight", (size, in_size), transposed=transposed)
+        first = size - plain_rows
+        parts[-1:] = [parts[-1].rows(range(first)), unrounded.rows(range(first, size))]
+    weight = joined(parts)
     rows: Indices = range(sum(sizes)) if order is None else order.numpy()
     if own is not None:
         rows = np.asarray(rows)[own]

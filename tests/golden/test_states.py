@@ -18,7 +18,8 @@ from tests.golden.conftest import NEW_TOKENS
 from tests.helpers.running import run_choices
 from tests.helpers.threads_group import make_tensor_parallel_engine
 
-WITH_STATES = ["qwen3_5", "qwen3_next", "lfm2"]
+# In place of K and V; in Falcon-H1 beside them.
+WITH_STATES = ["qwen3_5", "qwen3_next", "lfm2", "nemotron_h", "falcon_h1"]
 
 
 def requests_of(prompts, **sampling):
@@ -26,9 +27,10 @@ def requests_of(prompts, **sampling):
     return [Request(i, tuple(prompt), params) for i, prompt in enumerate(prompts)]
 
 
-def test_a_preempted_sequence_starts_over(goldens, make_engine, greedy_tokens):
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_a_preempted_sequence_starts_over(name, goldens, make_engine, greedy_tokens):
     """Its slot holds the state of tokens that are computed again: going on from it would count them twice."""
-    golden = goldens("qwen3_5")
+    golden = goldens(name)
     engine = make_engine(golden.folder, seqs=5, chunk=50, block_size=4, blocks=40)
     assert greedy_tokens(engine, golden.prompts[:32]) == golden.expected[:32]
     assert engine.stats.preemptions > 0
@@ -168,13 +170,14 @@ def test_the_run_says_why_the_prefix_cache_is_off(goldens, capsys):
     assert "--prefix-cache has no effect: layers of this model keep states" in capsys.readouterr().err
 
 
-def test_layers_with_a_state_take_no_blocks(goldens, make_engine):
+@pytest.mark.parametrize(("name", "attending"), [("qwen3_next", 1), ("nemotron_h", 1), ("falcon_h1", 2)])
+def test_layers_with_a_state_take_no_blocks(name, attending, goldens, make_engine):
     """A quarter of the layers has K and V: counting all would leave most of the KV cache's memory unused."""
-    engine = make_engine(goldens("qwen3_next").folder)
+    engine = make_engine(goldens(name).folder)
     cache, states = engine.runner.cache, engine.runner.states
     specs = engine.runner.model.mixers
     layers = [spec.planes for spec in specs if spec.planes]
-    assert len(layers) == 1
+    assert len(layers) == attending
     assert cache.nbytes == sum(cache.num_blocks) * bytes_per_block(layers, cache.block_size, torch.float32)
     kept = [spec.states for spec in specs if spec.states]
     assert states.nbytes == (engine.max_num_seqs + states.num_snapshots) * state_bytes(kept, torch.float32)

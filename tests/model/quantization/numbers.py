@@ -13,7 +13,7 @@ from rosebatch.config.model import ModelConfig
 from tests.engine.family_models import FAMILIES
 
 # Matrices that no quantizer takes.
-PLAIN = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.", "router")
+PLAIN = ("embed", "lm_head", "norm", "conv1d", "mlp.gate.", "block_sparse_moe.gate.", "router")
 # e2m1, by code.
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 # The name of a module and its shape -> the tensors that a checkpoint has in its place, and the values.
@@ -23,7 +23,7 @@ _EXPERTS = {
     "qwen3_moe": ("mlp.experts", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe.experts", "w1", "w3", "w2"),
 }
-DENSE_FAMILIES, MOE_FAMILIES = ["smollm3", "glm4", "phi3"], list(_EXPERTS)
+DENSE_FAMILIES, MOE_FAMILIES = ["smollm3", "glm4", "phi3", "bamba"], list(_EXPERTS)
 # Two join and reorder what one does, and cut it.
 RANKS = [pytest.param(1, marks=pytest.mark.thorough), 2]
 

@@ -14,11 +14,12 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches
 from rosebatch.model.dry_load import HEADERS, require_loadable
 from rosebatch.model.mixers.gated_delta.mixer import DeltaSpec
+from rosebatch.model.mixers.mamba2.mixer import MambaSpec
 from rosebatch.model.quantization.forms import form_of, load_weight
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import Form, SafetensorsWeights, WeightSource
-from rosebatch.ops.gated_delta import DeltaState, reference
+from rosebatch.ops import gated_delta, mamba2
 from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import select
 from rosebatch.ops.shard import Shard
@@ -86,11 +87,14 @@ def require_same_logits(folder: Path, config: ModelConfig, encode: Encode, form:
 
 
 def attend_whole(spec: Any, qkv: Tensor, *others: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Attention over one sequence without a cache, or the delta rule from an empty state."""
-    if not isinstance(spec, DeltaSpec):
-        return dense_attention(replace(spec, rotary=None), qkv)
-    state = DeltaState(*(torch.zeros(1, *each.shape, dtype=each.dtype or qkv.dtype) for each in spec.states))
-    return reference.advance(qkv, *others, state, 0, 0, spec.weights)
+    """Attention over one sequence without a cache, or a rule with a state from an empty one."""
+    states = [torch.zeros(1, *each.shape, dtype=each.dtype or qkv.dtype) for each in spec.states]
+    if isinstance(spec, DeltaSpec):
+        state = gated_delta.DeltaState(*states)
+        return gated_delta.reference.advance(qkv, *others, state, 0, 0, spec.weights)
+    if isinstance(spec, MambaSpec):
+        return mamba2.reference.advance(qkv, *others, mamba2.MambaState(*states), 0, 0, spec.weights)
+    return dense_attention(replace(spec, rotary=None), qkv)
 
 
 def all_logits(config: ModelConfig, weights: WeightSource, size: int, whole: Ops = OPS) -> list[Tensor]:

@@ -145,6 +145,7 @@ class Watched(RandomWeights):
 ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
 MLP = {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 EXPERTS = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+GRANITE = {f"{part}.{name}_linear" for part in ("block_sparse_moe", "shared_mlp") for name in ("input", "output")}
 SHARED = {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")}
 
 
@@ -153,6 +154,7 @@ SHARED = {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")}
     [
         ("smollm3", ATTENTION | MLP),
         ("gpt_oss", ATTENTION | EXPERTS),
+        ("granite4_h", ATTENTION | GRANITE | {"mamba.in_proj", "mamba.out_proj"}),
         ("qwen3_next", ATTENTION | MLP | EXPERTS | SHARED | {"linear_attn.in_proj_qkvz", "linear_attn.out_proj"}),
     ],
 )
@@ -161,6 +163,19 @@ def test_what_is_rounded(name, names):
     weights = Watched()
     build_model(FAMILIES[name], OPS, weights)
     assert weights.names == names
+
+
+def test_steps_of_mamba2_are_not_rounded(tmp_path):
+    """They are rows of one matrix with all else that Mamba2 reads: rounded, they forget at another rate."""
+    config = FAMILIES["bamba"]
+    _, folder = write_both(tmp_path, config, lambda _, values: ({}, values))
+    x, sizes = torch.eye(config.hidden_size), [config.mamba.inner, config.mamba.channels, config.mamba.heads]
+
+    def pieces(rounding):
+        model = build_model(config, OPS, SafetensorsWeights(folder, FP32, CPU, rounding=rounding))
+        return model.layers[0].attention.projection.split(x, sizes)
+
+    assert [torch.equal(*each) for each in zip(pieces(in_fp8), pieces(None), strict=True)] == [False, False, True]
 
 
 FORMS = {

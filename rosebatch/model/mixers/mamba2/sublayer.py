@@ -55,7 +55,10 @@ def load_mamba(config: ModelConfig, ops: Ops, weights: WeightSource, layer: int,
     steps = mamba.heads, heads
     own, mixed = columns(inner, inner, rows, rows, steps), columns(inner, rows, rows)
     bias, hidden = mamba.proj_bias, config.hidden_size
-    projection = load_linear(ops, weights, [f"{prefix}in_proj"], (mamba.projected,), hidden, bias=bias, own=own)
+    # Rounded, steps would change what a state forgets.
+    projection = load_linear(
+        ops, weights, [f"{prefix}in_proj"], (mamba.projected,), hidden, bias=bias, own=own, plain_rows=mamba.heads
+    )
     out = load_linear(ops, weights, [f"{prefix}out_proj"], (hidden,), mamba.inner, bias=bias, inputs=inner[1])
     conv = lazy_tensor(weights, f"{prefix}conv1d.weight", (mamba.channels, 1, mamba.taps)).take(0, mixed).read()
     if config.multipliers:
