@@ -3,7 +3,7 @@
 The ranges are put around a built engine from outside and taken away again, so an engine without them pays nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
@@ -39,7 +39,7 @@ _OF_OPS = {
     **dict.fromkeys((field.name for field in fields(Ops) if field.name.endswith("_norm")), NORMS),
     **dict.fromkeys(("adjust", "mask_", "greedy", "sample", "sample_filtered"), SAMPLING),
 }
-_OF_LAYERS = {"qkv": QKV, "router": ROUTER, "routed": EXPERTS, "shared": EXPERTS}
+_OF_LAYERS = {"qkv": QKV, "projection": QKV, "router": ROUTER, "routed": EXPERTS, "shared": EXPERTS}
 _LAST_PRODUCTS = ("project", "project_to_clip")
 
 
@@ -58,7 +58,7 @@ def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
     """
     runner: Any = engine.runner
     model = runner.model
-    outs = {id(layer.out if hasattr(layer, "out") else layer.attention.out) for layer in model.layers}
+    outs = {id(mixer.out) for layer in model.layers for mixer in _mixers(layer)}
     with ExitStack() as stack:
         ops = _named_ops(model.ops, outs, mark)
         swap(stack, model, "ops", ops)
@@ -73,6 +73,13 @@ def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
         swap(stack, samples, "ops", _named_ops(samples.ops, outs, mark))
         swap(stack, runner, "launch", _named(runner.launch, _kind_of_step, mark))
         yield
+
+
+def _mixers(layer: Any) -> Sequence[Any]:
+    """What mixes tokens in a layer: the layer itself, its attention, or several side by side."""
+    if hasattr(layer, "out"):
+        return (layer,)
+    return layer.mixers if hasattr(layer, "mixers") else (layer.attention,)
 
 
 def _named(function: Callable[..., Any], name: str | Callable[..., str], mark: Mark) -> Callable[..., Any]:
@@ -108,6 +115,8 @@ def _named_layer(layer: Any, ops: Ops, mark: Mark) -> Any:
             changed[field.name] = named = _named(value, _OF_LAYERS[field.name], mark)
             if isinstance(value, Linear):
                 named.split = _named(value.split, _OF_LAYERS[field.name], mark)  # type: ignore[attr-defined]
+        elif field.name == "mixers":
+            changed[field.name] = tuple(_named_layer(each, ops, mark) for each in value)
         elif is_dataclass(value) and any(own.name in ("ops", "routed") for own in fields(value)):
             changed[field.name] = _named_layer(value, ops, mark)
     return replace(layer, **changed)

@@ -14,7 +14,8 @@ pytestmark = ON_TRITON_RUNNER
 
 ALWAYS = {"qkv projection", "attention", "out projection", "norms", "gate, up projection", "down projection", "logits"}
 FUSED = ("fused_norm", "fused_mlp", "fused_rotary", "fused_kv_append", "fused_sampler", "fused_peri_norm")
-OWN = {"qwen3_5": {"activations"}, "qwen3_moe": {"router", "experts"}, "qwen2_moe": {"router", "experts"}}
+ROUTED = {"router", "experts"}
+OWN = {"qwen3_5": {"activations"}, **dict.fromkeys(("qwen3_moe", "qwen2_moe", "nemotron_h"), ROUTED)}
 
 
 @pytest.mark.thorough
@@ -23,6 +24,7 @@ OWN = {"qwen3_5": {"activations"}, "qwen3_moe": {"router", "experts"}, "qwen2_mo
     ("name", "off"),
     [
         *((name, ()) for name in ("qwen3_5", "llama", "gemma2", "gpt_neox", "qwen3_moe", "qwen2_moe")),
+        *((name, ()) for name in ("falcon_h1", "nemotron_h")),
         *((name, FUSED) for name in ("gpt2", "hp1")),
     ],
 )

@@ -36,11 +36,24 @@ class SquaredMLP:
 
     def __call__(self, normed: Tensor) -> Partial:
         """See ``rosebatch.model.sublayers.MLP``."""
-        return self.ops.project(self.down, self.inner(normed))
+        return self.ops.project(self.down, _squared(self.ops, self.up, normed))
 
-    def inner(self, normed: Tensor) -> Tensor:
-        """``[T, H] -> [T, I]``, the input of the last product."""
-        return self.ops.activated("relu", self.up, normed).square_()
+
+@dataclass(frozen=True, slots=True)
+class SquaredExpert:
+    """The same, whose result the routed experts add to theirs."""
+
+    ops: Ops
+    up: Linear
+    down: Linear
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        """``[T, H] -> [T, H]``."""
+        return self.down(_squared(self.ops, self.up, normed))
+
+
+def _squared(ops: Ops, up: Linear, normed: Tensor) -> Tensor:
+    return ops.activated("relu", up, normed).square_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +65,15 @@ class Mixture:
         num_experts: E; the router may have further columns.
     """
 
-    ops: Ops
     router: Linear
     num_experts: int
     routed: RoutedExperts
-    shared: SquaredMLP
+    shared: SquaredExpert
 
     def __call__(self, normed: Tensor) -> Partial:
         """See ``rosebatch.model.sublayers.MLP``."""
         logits = self.router(normed.float())[:, : self.num_experts]
-        return self.routed(normed, logits, self.shared.down(self.shared.inner(normed)))
+        return self.routed(normed, logits, self.shared(normed))
 
 
 class NemotronH(StepsDecoder):
@@ -92,12 +104,14 @@ class NemotronH(StepsDecoder):
             return Step(norm, (attention,))
         routes = config.experts is not None and config.experts.layers[index]
         size = config.intermediate_size
-        return Step(norm, mlp=self._load_mixture(own, weights) if routes else self._load_mlp(own, size, weights))
+        return Step(
+            norm, mlp=self._load_mixture(own, weights) if routes else SquaredMLP(*self._load_mlp(own, size, weights))
+        )
 
-    def _load_mlp(self, prefix: str, size: int, weights: WeightSource) -> SquaredMLP:
+    def _load_mlp(self, prefix: str, size: int, weights: WeightSource) -> tuple[Ops, Linear, Linear]:
         config = msgspec.structs.replace(self.config, intermediate_size=size)
         plain = load_plain_mlp(config, self.ops, weights, f"{prefix}up_proj", f"{prefix}down_proj")
-        return SquaredMLP(self.ops, plain.up, plain.down)
+        return self.ops, plain.up, plain.down
 
     def _load_mixture(self, prefix: str, weights: WeightSource) -> Mixture:
         config, experts, ops, fp32 = self.config, self.config.experts, self.ops, torch.float32
@@ -117,8 +131,8 @@ class NemotronH(StepsDecoder):
             scale=experts.scale,
         )
         router = load_weight(weights, f"{prefix}gate.weight", (count, hidden), dtype=fp32)
-        shared = self._load_mlp(f"{prefix}shared_experts.", experts.shared_size, weights)
-        return Mixture(ops, make_router(ops, router), count, ops.experts(routed), shared)
+        shared = SquaredExpert(*self._load_mlp(f"{prefix}shared_experts.", experts.shared_size, weights))
+        return Mixture(make_router(ops, router), count, ops.experts(routed), shared)
 
 
 # Defaults of transformers' config class.

@@ -52,11 +52,11 @@ class StepsDecoder(ABC):
         self.config = config
         self.ops = ops
         self.embedding = load_embedding(config, ops, weights, self.embedding_name)
-        self.steps = self.load_steps(weights)
-        self.mixers = [mixer.spec for step in self.steps for mixer in step.mixers]
+        self.layers = self.load_steps(weights)
+        self.mixers = [mixer.spec for step in self.layers for mixer in step.mixers]
         self.norm = self.load_norm(self.norm_name, weights)
         self.logits = load_head(config, ops, weights, self.embedding)
-        self._last_mix = max(index for index, step in enumerate(self.steps) if step.mixers)
+        self._last_mix = max(index for index, step in enumerate(self.layers) if step.mixers)
 
     @abstractmethod
     def load_steps(self, weights: WeightSource) -> list[Step]:
@@ -74,9 +74,9 @@ class StepsDecoder(ABC):
         residual = ops.embed(input_ids, self.embedding, config.vocab_size)
         if config.embedding_multiplier != 1:
             residual = residual.mul_(config.embedding_multiplier)
-        normed = ops.rms_norm(residual, self.steps[0].norm, config.norm_eps)
-        following = [*(step.norm for step in self.steps[1:]), self.norm]
-        for index, (step, norm) in enumerate(zip(self.steps, following, strict=True)):
+        normed = ops.rms_norm(residual, self.layers[0].norm, config.norm_eps)
+        following = [*(step.norm for step in self.layers[1:]), self.norm]
+        for index, (step, norm) in enumerate(zip(self.layers, following, strict=True)):
             rows = wanted if index == self._last_mix else None
             *others, last = step(normed, attention, rows)
             residual = rows_of(residual, rows)
