@@ -66,7 +66,7 @@ def attribute(engine: Engine, requests: Callable[[int], Iterable[Request]], *, c
     prompts = [take_parts(*each) for each in zip_longest(steps.prompts, named.prompts, fillvalue=none)]
     step = take_parts(usual_step(steps.decodes), usual_step(named.decodes))
     return {
-        "num_layers": len(engine.runner.model.mixers),  # type: ignore[attr-defined]
+        "num_layers": len(engine.runner.model.layers),  # type: ignore[attr-defined]
         "prefill_us": _microseconds(list(chain.from_iterable(prompts))),
         "decode_step_us": _microseconds([_counted(time) for time in step]),
         "decode_waiting_us": sum(time.advances - _counted(time).advances for time in step),

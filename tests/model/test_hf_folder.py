@@ -12,6 +12,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.model.hf.config import read_model_config
 from rosebatch.model.hf.folder import write_config
 from rosebatch.model.registry import FAMILIES
+from tests.engine.family_models import FAMILIES as SMALL
 
 # Those that other engines have.
 MODELS = [
@@ -31,7 +32,15 @@ def test_round_trip(tmp_path, path):
     scales = tuple(config.attention_scale(layer) for layer in range(config.num_layers))
     read = read_model_config(tmp_path)
     assert tuple(read.attention_scale(layer) for layer in range(config.num_layers)) == scales
-    assert msgspec.structs.replace(read, attention_scales=()) == config
+    assert msgspec.structs.replace(read, attention_scales=()) == msgspec.structs.replace(config, attention_scales=())
+
+
+@pytest.mark.parametrize("name", ["bamba", "granite4_h", "nemotron_h", "falcon_h1"])
+def test_round_trip_of_mamba2(tmp_path, name):
+    """Groups, factors and kinds of layers that no shape of those above has."""
+    config = SMALL[name]
+    write_config(config, tmp_path)
+    assert read_model_config(tmp_path) == config
 
 
 @pytest.mark.parametrize("eos", [(), (3,), (3, 4)])

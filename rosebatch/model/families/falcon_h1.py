@@ -56,7 +56,7 @@ class FalconH1(StepsDecoder):
         assert isinstance(spec, PagedAttentionSpec)
         q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         factors, like = self._factors, self.embedding
-        qkv = scaled(own.qkv, factors.qkv, [q, kv, kv], like)
+        qkv = scaled(own.qkv, factors.of_qkv, [q, kv, kv], like)
         return SelfAttention(
             self.ops, qkv, spec, scaled(own.out, [factors.attention_out], [self.config.hidden_size], like)
         )
@@ -89,6 +89,14 @@ _DEFAULTS = {
     "mamba_norm_before_gate": True,
 }
 _MLP, _MAMBA = 2, 5
+# Fields of ``MultipliersConfig`` -> transformers' names.
+_MULTIPLIERS = {
+    "attention_in": "attention_in_multiplier",
+    "attention_out": "attention_out_multiplier",
+    "key": "key_multiplier",
+    "mamba_in": "ssm_in_multiplier",
+    "mamba_out": "ssm_out_multiplier",
+}
 
 
 def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,13 +127,10 @@ def _multipliers(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} must be a list of {count} numbers")
         return given
 
-    before, inside = (values.get(f"{name}_in_multiplier", 1.0) for name in ("attention", "ssm"))
     gate, down = factors("mlp_multipliers", _MLP)
     return {
-        "qkv": [before, before * values.get("key_multiplier", 1.0), before],
-        "attention_out": values.get("attention_out_multiplier", 1.0),
-        "mamba": [inside * factor for factor in factors("ssm_multipliers", _MAMBA)],
-        "mamba_out": values.get("ssm_out_multiplier", 1.0),
+        **{field: values.get(name, 1.0) for field, name in _MULTIPLIERS.items()},
+        "mamba": factors("ssm_multipliers", _MAMBA),
         "gate": gate,
         "down": down,
     }
@@ -139,7 +144,6 @@ def _check(config: ModelConfig) -> None:
 def _hf_values(config: ModelConfig) -> dict[str, Any]:
     positions, part, factors = config.rope, config.mamba, config.multipliers or MultipliersConfig()
     assert positions is not None and part is not None, "Falcon-H1 has rotary positions and Mamba2"
-    first, key, _ = factors.qkv
     return {
         **decoder_values(config),
         **mamba_values(config),
@@ -150,11 +154,8 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
         "mamba_d_ssm": part.inner,
         "mamba_rms_norm": part.norm,
         "mamba_norm_before_gate": False,
-        "attention_in_multiplier": first,
-        "key_multiplier": key / first,
-        "attention_out_multiplier": factors.attention_out,
+        **{name: getattr(factors, field) for field, name in _MULTIPLIERS.items()},
         "ssm_multipliers": list(factors.mamba),
-        "ssm_out_multiplier": factors.mamba_out,
         "mlp_multipliers": [factors.gate, factors.down],
         "embedding_multiplier": config.embedding_multiplier,
         "lm_head_multiplier": config.logit_multiplier,

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.model.experts import ExpertsMLP, SharedExpert, make_router
-from rosebatch.model.families.bamba import MambaLlama
+from rosebatch.model.families.bamba import MambaLlama, mamba_values
 from rosebatch.model.families.llama import LLAMA_DEFAULTS, LLAMA_GGUF, parse_llama
 from rosebatch.model.family import Architecture, Family, GGUFModel
 from rosebatch.model.gguf import decoder as gguf_decoder
-from rosebatch.model.hf.fields import local_experts, size, supported
+from rosebatch.model.hf.fields import decoder_values, local_experts, size, supported
 from rosebatch.model.hf.mamba2 import MAMBA_DEFAULTS, mamba, mamba_layers
 from rosebatch.model.quantization.forms import load_matrix, load_weight
 from rosebatch.model.sublayers import MLP, GatedMLP, columns, load_gated_mlp
@@ -86,6 +87,33 @@ def _parse_granite_4(values: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _hf_values(config: ModelConfig) -> dict[str, Any]:
+    rope, experts = config.rope, config.experts
+    assert rope is not None, "Granite has a base of rotary positions"
+    counts = {"num_local_experts": 0, "shared_intermediate_size": config.intermediate_size}
+    if experts is not None:
+        counts |= {
+            "num_local_experts": experts.num_experts,
+            "num_experts_per_tok": experts.experts_per_token,
+            "intermediate_size": experts.expert_size,
+        }
+    return {
+        **decoder_values(config),
+        **(mamba_values(config) if config.mamba else {}),
+        **counts,
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "hidden_act": config.activation,
+        "layer_types": ["linear_attention" if state else "full_attention" for state in config.state_layers],
+        "position_embedding_type": "rope" if config.layer_rope(0) else None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope.theta},
+        "attention_multiplier": config.attention_scale(0),
+        "embedding_multiplier": config.embedding_multiplier,
+        "residual_multiplier": config.residual_multiplier,
+        "logits_scaling": 1 / config.logit_multiplier,
+    }
+
+
 def _gguf_config(model: GGUFModel) -> dict[str, Any]:
     """A factor of 0 is none."""
     # By this key, the files say whether there are rotary positions at all.
@@ -108,4 +136,4 @@ ARCHITECTURES = {
         "granitemoehybrid", "Granite 4", _parse_granite_4, _GRANITE_4_DEFAULTS, experts=True, fallback=False
     ),
 }
-FAMILY = Family("granite4", Granite4, may_have=("mamba", "experts"))
+FAMILY = Family("granite4", Granite4, may_have=("mamba", "experts"), hf_values=_hf_values)

@@ -63,7 +63,7 @@ def load_mamba(config: ModelConfig, ops: Ops, weights: WeightSource, layer: int,
     conv = lazy_tensor(weights, f"{prefix}conv1d.weight", (mamba.channels, 1, mamba.taps)).take(0, mixed).read()
     if config.multipliers:
         sizes = [len(part) for _, part in (inner, inner, rows, rows, steps)]
-        projection = scaled(projection, config.multipliers.mamba, sizes, conv)
+        projection = scaled(projection, config.multipliers.of_mamba, sizes, conv)
         out = scaled(out, [config.multipliers.mamba_out], [hidden], conv)
     conv_bias = None
     if mamba.conv_bias:
