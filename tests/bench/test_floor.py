@@ -5,6 +5,7 @@ import pytest
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
 from rosebatch.config.gated_delta import DeltaConfig
+from rosebatch.config.mamba2 import MambaConfig
 from rosebatch.config.model import ExpertsConfig, ModelConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_rates
@@ -131,6 +132,17 @@ def test_states_are_read_and_written_by_each_step():
     layers = 2 * 8 * (2 * 4 + 3 * 18 + 2 * 3) + 8 * (3 * 20 + 2 * 10) + 3 * 8 * 3 * 7
     keys = 5 + 1 + 5 + 2 + 5 + 3
     states = 2 * 2 * 3 * 4 * 6 * 4
+    assert floor.decode_s == 3 * ((layers + HEAD) * 2 + states) + keys * (TOKEN // 3)
+
+
+def test_layers_of_one_sub_layer_each():
+    """Mamba2, attention, an MLP without a gate: not an MLP in each, nor K and V in each that keeps no state."""
+    mamba = MambaConfig(layers=(True, False, False), heads=2, head_dim=3, groups=1, state_size=4)
+    kinds = {"attention_layers": (False, True, False), "mlp_layers": (False, False, True)}
+    floor = floor_of([5], [4], family="nemotron_h", activation="relu2", mamba=mamba, **kinds)
+    # Columns of Mamba2: gate, x and out of 6, B and C of 4, 2 steps. Of attention: q and o of 20, k and v of 10.
+    layers = 8 * ((3 * 6 + 2 * 4 + 2) + (2 * 20 + 2 * 10) + 2 * 7)
+    keys, states = 5 + 1 + 5 + 2 + 5 + 3, 2 * 2 * 3 * 4 * 4
     assert floor.decode_s == 3 * ((layers + HEAD) * 2 + states) + keys * (TOKEN // 3)
 
 

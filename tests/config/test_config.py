@@ -9,6 +9,7 @@ import pytest
 from rosebatch.config.byte_sizes import parse_size
 from rosebatch.config.gated_delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
+from rosebatch.config.mamba2 import MambaConfig
 from rosebatch.config.model import ExpertsConfig, ModelConfig, RopeConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.toml_file import convert, load_toml
@@ -23,6 +24,10 @@ SHAPE = {**SIZES, "family": "llama", "norm_eps": 1e-5, "activation": "silu"}
 HP1_SHAPE = {**SIZES, "family": "hp1", "activation": "relu", "rope": RopeConfig(), "hp1": HP1Config()}
 DELTA = DeltaConfig(layers=(True, False), key_heads=2, value_heads=4, key_dim=8, value_dim=8)
 EXPERTS = ExpertsConfig(layers=(True, True), num_experts=4, experts_per_token=2, expert_size=8)
+MAMBA = MambaConfig(layers=(True, False), heads=4, head_dim=4, groups=2, state_size=8)
+GRANITE = {**SHAPE, "family": "granite4", "mamba": MAMBA}
+NEMOTRON = {**SHAPE, "family": "nemotron_h", "rope": None, "activation": "relu2", "mamba": MAMBA}
+NEMOTRON |= {"attention_layers": (False, True), "mlp_layers": (False, False)}
 DELTA_SHAPE = {**SHAPE, "family": "qwen3_5", "delta": DELTA}
 
 
@@ -88,6 +93,12 @@ def test_hp1():
         (DELTA_SHAPE, {"num_layers": 3}, "delta.layers has 2 values for 3 layers"),
         (DELTA_SHAPE, {"sliding_windows": (0, 7)}, "sliding_windows is not supported for qwen3_5"),
         (DELTA_SHAPE, {"attention_soft_cap": 2.0}, "attention_soft_cap is not supported for qwen3_5"),
+        (SHAPE, {"attention_layers": [True]}, "attention_layers has 1 values for 2 layers"),
+        (SHAPE, {"attention_layers": [True] * 2}, "attention_layers has no meaning for llama"),
+        (SHAPE, {"mamba": MAMBA}, "mamba has no meaning for llama"),
+        (GRANITE, {"attention_scales": (0.1, 0.2)}, "with Mamba2, attention is alike in all layers that have it"),
+        ({**GRANITE, "family": "falcon_h1"}, {"attention_layers": (False, True)}, "has both attention and Mamba2"),
+        (NEMOTRON, {"mlp_layers": (False, True)}, "Mamba2, attention or an MLP: one of the three"),
         ({**SHAPE, "family": "gemma"}, {"experts": EXPERTS}, "experts has no meaning for gemma"),
         (SHAPE, {"family": "gpt_oss"}, "experts is missing"),
         (SHAPE, {"family": "lama"}, "shape.toml: unknown family 'lama'; families are bamba, bert, cohere, "),
@@ -97,6 +108,12 @@ def test_what_a_family_cannot_have(shape, changes, message):
     """Rather than left out of account: another model would answer."""
     with pytest.raises((UserError, ValueError), match=message):
         check_config(ModelConfig(**{**shape, **changes}), "shape.toml")
+
+
+def test_groups_of_heads_are_whole():
+    """A kernel would read B and C of a group that is not there."""
+    with pytest.raises(ValueError, match="heads 4 is no multiple of groups 3"):
+        MambaConfig(layers=(True, False), heads=4, head_dim=4, groups=3, state_size=8)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from rosebatch.bench.scenario import configs_dir
+from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
+from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.model.source import find_model
@@ -57,6 +60,13 @@ def test_two_ranks_with_k_and_v_in_8_bits(name, goldens, divided, make_engine, g
     one = greedy_tokens(make_engine(goldens(name).folder, kv_cache_dtype="fp8"), prompts)
     engine = divided(name, 2, seqs=6, chunk=24, block_size=4, blocks=64, kv_cache_dtype="fp8")
     assert greedy_tokens(engine, prompts) == one
+
+
+def test_heads_of_mamba2_with_one_b_and_c_stay_together():
+    """Each rank's norm would be over a part of the channels."""
+    config = load_toml(configs_dir() / "models" / "granite-4.0-h-small.toml", ModelConfig)
+    with pytest.raises(FlagError, match="1 groups of heads of Mamba2, which cannot be divided by 2"):
+        require_divisible(config, 2)
 
 
 @pytest.mark.whole

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 # state is 2^-8 of it. A row that finds another expert as good as its own may be further away: at most one in 20.
 FP32_DISTANCE, BF16_DISTANCE = 1e-5, 0.1
 POOLINGS = ("last", "mean", "max")
-NAMES = ["GPT2", "Llama", "Mistral", "Qwen3", "HP1", "gpt_oss calm", "qwen3_next calm", "lfm2 calm"]
+NAMES = ["GPT2", "Llama", "Mistral", "Qwen3", "HP1", "gpt_oss calm", "qwen3_next calm", "lfm2 calm", "falcon_h1 calm"]
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -51,7 +51,9 @@ def test_the_floor_counts_the_matrices_that_are_loaded(name):
     assert weight_bytes(config, itemsize=1) == weights.elements
 
 
-@pytest.mark.parametrize(("family", "activation"), [("phi3", "gelu_fast"), ("gpt_neox", "silu")])
+@pytest.mark.parametrize(
+    ("family", "activation"), [("phi3", "gelu_fast"), ("gpt_neox", "silu"), ("nemotron_h", "relu")]
+)
 def test_an_activation_that_the_mlp_cannot_have(family, activation):
     """A shape in TOML may name any: it was a KeyError in the middle of a run."""
     config = msgspec.structs.replace(FAMILY_MODELS[family], activation=activation)

@@ -87,6 +87,12 @@ def _parse_granite_4(values: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _check(config: ModelConfig) -> None:
+    # Layers are counted apart by what they have: no option goes by their number.
+    if config.mamba and (len({*config.attention_scales}) > 1 or any(config.sliding_windows)):
+        raise ValueError("with Mamba2, attention is alike in all layers that have it")
+
+
 def _hf_values(config: ModelConfig) -> dict[str, Any]:
     rope, experts = config.rope, config.experts
     assert rope is not None, "Granite has a base of rotary positions"
@@ -136,4 +142,4 @@ ARCHITECTURES = {
         "granitemoehybrid", "Granite 4", _parse_granite_4, _GRANITE_4_DEFAULTS, experts=True, fallback=False
     ),
 }
-FAMILY = Family("granite4", Granite4, may_have=("mamba", "experts"), hf_values=_hf_values)
+FAMILY = Family("granite4", Granite4, may_have=("mamba", "experts"), check=_check, hf_values=_hf_values)
