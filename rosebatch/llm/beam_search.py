@@ -5,7 +5,7 @@ what a step shares with the one before.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -123,11 +123,15 @@ def beam_search(
         searches = []
         for place, output in enumerate(found, first):
             checked(output, "raise", place)
-            searches.append(_Search(place, output.prompt_token_ids, params, tokenizer.eos_token_id))
+            prompt = prompts[place]
+            lora = prompt.get("lora") if isinstance(prompt, Mapping) else None
+            searches.append(_Search(place, output.prompt_token_ids, params, tokenizer.eos_token_id, lora))
             searches[-1].grow([output])
         while growing := [search for search in searches if not search.is_over]:
             progress.tick()
-            beams = [beam.tokens for search in growing for beam in search.beams]
+            beams = [
+                {"prompt_token_ids": beam.tokens, "lora": search.lora} for search in growing for beam in search.beams
+            ]
             outputs = iter(generate(beams, sampling, on_error="return"))
             for search in growing:
                 search.grow([next(outputs) for _ in search.beams])
@@ -146,9 +150,13 @@ class _Search:
         prompt: its tokens.
         params: what is searched for.
         end: the end token, if there is one.
+        lora: the prompt's adapter; None for the model as the run has it.
     """
 
-    def __init__(self, place: int, prompt: list[int], params: BeamSearchParams, end: int | None) -> None:
+    def __init__(
+        self, place: int, prompt: list[int], params: BeamSearchParams, end: int | None, lora: str | None
+    ) -> None:
+        self.lora = lora
         self.beams = [BeamSearchSequence(tokens=prompt)]
         self._finished: list[BeamSearchSequence] = []
         self._longest = len(prompt) + params.max_tokens

@@ -11,6 +11,7 @@ from rosebatch.job.report.progress import Progress
 from rosebatch.llm.beam_search import beam_search
 from tests.helpers.byte_tokenizer import EOS
 from tests.helpers.small_llama import save_llama, save_tokenizer
+from tests.model.adapters.written import pair, write_adapter
 
 LONGEST = 64
 # Scores that are nearer to each other, as a share of them, may be in another order by rounding alone.
@@ -123,6 +124,24 @@ def test_texts_and_numbers_of_sequences(llm):
     assert [each.text for each in output.sequences] == [tokenizer.decode(each.tokens) for each in output.sequences]
     assert all(each.text.startswith("The rose is") for each in output.sequences)
     assert llm.beam_search([], BeamSearchParams(3, 4)) == []
+
+
+def test_beams_have_the_adapter_of_their_prompt(folder, model, tmp_path):
+    """The first token was the adapter's, and the model alone went on."""
+    lora = {
+        name: write_adapter(tmp_path / name, pair(f"model.layers.{i}.mlp.down_proj", 32, 64)[0])
+        for i, name in enumerate("ab")
+    }
+    params, found = BeamSearchParams(3, 6), {}
+    with LLM(folder, dtype="float32", lora=lora) as llm:
+        given = [{"prompt": "The rose is", "lora": name} for name in (*lora, None)]
+        outputs = llm.beam_search(given, params)
+    for name, output in zip((*lora, None), outputs, strict=True):
+        with LLM(folder, dtype="float32", lora={name: lora[name]} if name else None) as merged:
+            (expected,) = merged.beam_search("The rose is", params)
+        found[name] = [each.tokens for each in output.sequences]
+        assert found[name] == [each.tokens for each in expected.sequences]
+    assert len({*map(str, found.values())}) == 3
 
 
 def test_some_prompts_at_a_time(llm):
