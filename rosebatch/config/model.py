@@ -8,6 +8,7 @@ import msgspec
 from rosebatch.config.classifier import ClassifierConfig
 from rosebatch.config.gated_delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
+from rosebatch.config.latent import LatentConfig
 from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE, require_in
 from rosebatch.config.mamba2 import MambaConfig
 from rosebatch.config.multipliers import MultipliersConfig
@@ -83,9 +84,12 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         normalize: whether the weights of a token's experts sum to 1.
         shared_size: inner size of an expert that all tokens go through; 0 for none.
         shared_gate: whether that has a gate, one number for each token.
-        scores: how experts are chosen; see ``rosebatch_kernels.experts.reference.route``, where ``logistic`` ones have
-            a correction.
-        scale: of the weights of a token's experts, with logistic scores.
+        sigmoid: whether experts' scores are sigmoids, chosen with a correction added to each (DeepSeek V3); else shares
+            of a softmax.
+        groups: experts are in so many groups, of as many neighbours each.
+        kept_groups: the best groups, of which a token's experts are.
+        weight_scale: factor on their weights.
+        wide_router: whether the router's product is in fp32, whatever the dtype of the run.
     """
 
     layers: tuple[bool, ...]
@@ -95,12 +99,24 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     normalize: bool = True
     shared_size: int = 0
     shared_gate: bool = False
-    scores: Literal["softmax", "logistic"] = "softmax"
-    scale: float = 1.0
+    sigmoid: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    weight_scale: float = 1.0
+    wide_router: bool = False
 
     def __post_init__(self) -> None:
         require_in("num_experts", self.num_experts, 1, _MAX_EXPERTS)
-        require_in("experts_per_token", self.experts_per_token, 1, self.num_experts)
+        require_in("groups", self.groups, 1, self.num_experts)
+        require_in("kept_groups", self.kept_groups, 1, self.groups)
+        if self.num_experts % self.groups:
+            raise ValueError(f"num_experts {self.num_experts} is no multiple of groups {self.groups}")
+        size = self.num_experts // self.groups
+        if self.sigmoid and self.groups > 1 and size == 1:
+            raise ValueError("a group has the scores of its two best experts: groups of one are not supported")
+        require_in("experts_per_token", self.experts_per_token, 1, self.kept_groups * size)
+        if not math.isfinite(self.weight_scale):
+            raise ValueError(f"weight_scale must be finite, got {shown(self.weight_scale)}")
         require_in("expert_size", self.expert_size, 1, MAX_SIZE)
         require_in("shared_size", self.shared_size, 0, MAX_SIZE)
 
@@ -177,6 +193,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         multipliers: factors of a layer's products; None for none.
         attention_layers: whether a layer has attention, for each layer; None: all that keep no state.
         mlp_layers: whether a layer has an MLP or experts, for each layer; None: all.
+        latent: latent attention in every layer; ``num_kv_heads`` is 1 then.
         experts: routed experts; None for a dense MLP in every layer.
         bidirectional: whether a token sees those after it too. A prompt is then computed in one step, and nothing is
             kept of it; a sliding window has the keys on each side, the query's own included.
@@ -225,6 +242,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     multipliers: MultipliersConfig | None = None
     attention_layers: tuple[bool, ...] | None = None
     mlp_layers: tuple[bool, ...] | None = None
+    latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
     bidirectional: bool = False
     token_types: int = 0
@@ -267,6 +285,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 raise ValueError(f"{name}.layers has {len(part.layers)} values for {self.num_layers} layers")
         if self.mamba and not any(self.attends):
             raise ValueError("a model whose layers all have Mamba2 alone is not supported")
+        if self.latent:
+            require_in("num_kv_heads of latent attention", self.num_kv_heads, 1, 1)
+            require_in("rotary_dim of latent attention", self.rotary_dim, 2, self.head_dim - 1)
+            if self.rotary_dim % 2:
+                raise ValueError(f"rotary_dim {self.rotary_dim} is odd: latent attention has whole pairs")
 
     def _check_rope(self) -> None:
         if self.rope is None:
@@ -309,6 +332,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             return ()
         if self.transformers is not None:
             layers = self.transformers.kv_planes
+        elif self.latent:
+            layers = ((Planes(1, self.latent.rank + self.rotary_dim),),) * self.num_layers
         else:
             layers = ((Planes(self.num_kv_heads, self.head_dim, 2),),) * sum(self.attends)
         return tuple(
@@ -317,8 +342,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         )
 
     def stores_e4m3(self, window: int) -> bool:
-        """Whether K and V of layers with this window are e4m3; not those of HP1, and of short windows."""
-        return self.kv_cache_dtype == "fp8" and self.hp1 is None and not 0 < window <= _SHORT_WINDOW
+        """Whether K and V of layers with this window are e4m3; not those of HP1, latents, and of short windows."""
+        if self.hp1 or self.latent:
+            return False
+        return self.kv_cache_dtype == "fp8" and not 0 < window <= _SHORT_WINDOW
 
     @property
     def state_layers(self) -> tuple[bool, ...]:
@@ -340,6 +367,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def mixer_channels(self) -> int:
         """Numbers of a token that a layer's mixer has at most, its result left out."""
         qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        if self.latent:
+            # The projections, q and results over latents, and results over values.
+            latent, width = self.latent, self.latent.rank + self.rotary_dim
+            of_heads = self.num_heads * (self.head_dim + width + latent.rank + latent.value_dim)
+            return of_heads + 2 * (latent.q_rank + width)
         rule = self.delta or self.mamba
         if rule:
             return max(qkv, rule.step_channels)

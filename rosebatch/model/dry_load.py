@@ -8,7 +8,7 @@ from rosebatch.model.adapters.by_row import by_row
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.adapters import AdapterRows
-from rosebatch.ops.ops import Experts, Linear, Ops, Partial, RoutedExperts
+from rosebatch.ops.ops import Experts, HeadProducts, Linear, Ops, Partial, RoutedExperts
 from rosebatch.ops.weight import Weight
 
 # Tensors there have a shape and no values.
@@ -53,7 +53,20 @@ def _experts(layer: Experts) -> RoutedExperts:
     return run
 
 
+def _each_head(weight: Tensor) -> HeadProducts:
+    def run(x: Tensor, out: Tensor | None = None) -> Tensor:
+        raise AssertionError("there are no values")
+
+    return run
+
+
 # The operators of a model that is never called.
 NO_PRODUCTS = by_row(
-    Ops(linear=_NoProduct, head=lambda weight: _NoProduct(weight, None), experts=_experts), AdapterRows()
+    Ops(
+        linear=_NoProduct,
+        head=lambda weight: _NoProduct(weight, None),
+        experts=_experts,
+        each_head=_each_head,
+    ),
+    AdapterRows(),
 )

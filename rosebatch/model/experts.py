@@ -15,7 +15,7 @@ from rosebatch.model.quantization.forms import changed, is_stored, load_matrix, 
 from rosebatch.model.quantization.joined import joined
 from rosebatch.model.sublayers import columns, load_linear
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Partial, RoutedExperts
+from rosebatch.ops.ops import EXPERT_GATES, GATES, Choice, Experts, Linear, Ops, Partial, RoutedExperts
 from rosebatch.ops.weight import Weight
 
 # The router's rows are filled up to a multiple of this: cuBLAS is slow where results' rows begin at odd addresses.
@@ -23,13 +23,14 @@ _ROUTER_ROWS = 8
 
 
 class ExpertNames(NamedTuple):
-    """Names of a layer's tensors: of the router, and of an expert's three matrices after ``expert.NUMBER``."""
+    """Names of a layer's tensors: the router, an expert's three matrices after ``expert.NUMBER``, a shared expert."""
 
     router: str = "mlp.gate"
     expert: str = "mlp.experts"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "mlp.shared_expert"
 
 
 # The names that transformers 5 has in memory: the matrices of all experts in one tensor.
@@ -60,6 +61,7 @@ class ExpertsMLP:
         num_experts: E.
         routed, shared: the products.
         has_gate: whether the shared expert has one.
+        wide: whether the router's product is in fp32.
     """
 
     router: Linear
@@ -67,10 +69,11 @@ class ExpertsMLP:
     routed: RoutedExperts
     shared: SharedExpert | None = None
     has_gate: bool = False
+    wide: bool = False
 
     def __call__(self, normed: Tensor) -> Partial:
         """See ``rosebatch.model.sublayers.MLP``."""
-        logits = self.router(normed)
+        logits = self.router(normed.float() if self.wide else normed)
         shared = None
         if self.shared is not None:
             gate = logits[:, self.num_experts : self.num_experts + 1] if self.has_gate else None
@@ -85,6 +88,13 @@ def load_experts(
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "the layer has experts"
     inner, own = experts.expert_size, ops.shard.of(experts.expert_size)
+    shape = experts.num_experts, hidden
+    wide = torch.float32 if experts.wide_router else None
+    name = f"{prefix}{names.router}"
+    name = name if is_stored(weights, f"{name}.weight", shape) else f"{prefix}{_WHOLE.router}"
+    bias = None
+    if experts.sigmoid:
+        bias = weights.get(f"{name}.e_score_correction_bias", shape[:1], dtype=torch.float32, fill=0.0)
     gate_up = load_matrices(weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden))
     down = load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner))
     routed = Experts(
@@ -93,18 +103,18 @@ def load_experts(
         activation=EXPERT_GATES[config.activation],
         k=experts.experts_per_token,
         normalize=experts.normalize,
+        choice=Choice(experts.sigmoid, bias, experts.groups, experts.kept_groups, experts.weight_scale),
     )
-    shape = experts.num_experts, hidden
-    name = f"{prefix}{names.router}.weight"
-    router = load_weight(weights, name if is_stored(weights, name, shape) else f"{prefix}{_WHOLE.router}.weight", shape)
+    router = load_weight(weights, f"{name}.weight", shape, dtype=wide)
     if experts.shared_gate:
         router = joined([router, load_weight(weights, f"{prefix}mlp.shared_expert_gate.weight", (1, hidden))])
     return ExpertsMLP(
         router=make_router(ops, router),
         num_experts=experts.num_experts,
         routed=ops.experts(routed),
-        shared=_load_shared(config, ops, weights, prefix) if experts.shared_size else None,
+        shared=_load_shared(config, ops, weights, f"{prefix}{names.shared}.") if experts.shared_size else None,
         has_gate=experts.shared_gate,
+        wide=experts.wide_router,
     )
 
 
@@ -116,9 +126,10 @@ def make_router(ops: Ops, weight: Weight, bias: Tensor | None = None) -> Linear:
     return ops.linear(DenseWeight.of(functional.pad(dense, (0, 0, 0, missing))), bias)
 
 
-def _load_shared(config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str) -> SharedExpert:
+def _load_shared(config: ModelConfig, ops: Ops, weights: WeightSource, own: str) -> SharedExpert:
+    """The expert whose names begin with ``own``."""
     assert config.experts is not None
-    size, hidden, own = config.experts.shared_size, config.hidden_size, f"{prefix}mlp.shared_expert."
+    size, hidden = config.experts.shared_size, config.hidden_size
     inner = ops.shard.of(size)
     gate_up_names, gate_up_own = [f"{own}gate_proj", f"{own}up_proj"], columns((size, inner), (size, inner))
     gate_up = load_linear(ops, weights, gate_up_names, (size, size), hidden, bias=False, own=gate_up_own)

@@ -416,7 +416,8 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
             config = stored
         elif settings.kv_cache_dtype == "fp8":
             raise FlagError(
-                "--kv-cache-dtype fp8: no layer has softmax attention over more than 512 keys; others stay in 16 bits"
+                "--kv-cache-dtype fp8: no layer has K and V of softmax attention over more than 512 keys; "
+                "latents and all others stay in 16 bits"
             )
     named = settings.speculative_model
     head = None if named is None else find_eagle3(named, config, quiet=quiet, weights=weights)

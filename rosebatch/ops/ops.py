@@ -24,8 +24,11 @@ from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
 from rosebatch_kernels.common.head_norms import WholeRMSNorm as WholeRMSNorm
 from rosebatch_kernels.common.shared_keys import Pieces as Pieces
 from rosebatch_kernels.common.shared_keys import SharedKeys as SharedKeys
+from rosebatch_kernels.experts.reference import LARGEST as LARGEST
+from rosebatch_kernels.experts.reference import Choice as Choice
 from rosebatch_kernels.gated_delta import reference as gated_delta
 from rosebatch_kernels.kv_cache import reference as kv_cache
+from rosebatch_kernels.linear.each_head import HeadProducts as HeadProducts
 from rosebatch_kernels.linear.interface import Linear as Linear
 from rosebatch_kernels.linear.interface import Scales as Scales
 from rosebatch_kernels.linear.scaled import ScaledLinear as ScaledLinear
@@ -84,8 +87,7 @@ class Experts:
         activation: ``clamped_swiglu``, ``relu2``, or a value of ``EXPERT_GATES``.
         k: experts of a token.
         normalize: whether the weights of a token's experts sum to 1; see ``rosebatch_kernels.experts.reference``.
-        correction: ``[E]`` fp32, what is added to scores where experts are chosen by these; None: logits choose.
-        scale: of the weights, with a correction.
+        choice: how they are chosen.
     """
 
     gate_up: Weight
@@ -95,8 +97,7 @@ class Experts:
     activation: str
     k: int
     normalize: bool
-    correction: Tensor | None = None
-    scale: float = 1.0
+    choice: Choice = LARGEST
 
 
 class RoutedExperts(Protocol):
@@ -168,15 +169,17 @@ class Ops:
     product of a sub-layer. It leaves what they can do to the operators whose names begin with ``add``;
     ``project_to_clip`` does so for ``add_uclip_norm``. With ``overwrite``, ``add_rms_norm`` may add to the residual in
     place. ``activated`` and ``gated`` apply the product whose result is activated; ``gated`` takes the values of
-    ``GATES``, and the one product that reads its result. ``experts`` prepares the routed experts of a layer. ``embed``
-    looks ids up in the table of embeddings. Where several processes hold the model, ``shard`` is this one's. ``gather``
-    puts their logits together, and ``whole_norm`` norms the heads of all after a product. ``fuses_all_reduce``: whether
-    the operators whose names begin with ``add``, but not ``add_uclip_norm``, can sum over ranks.
+    ``GATES``, and the one product that reads its result. ``experts`` prepares the routed experts of a layer.
+    ``each_head`` makes products of heads with matrices ``[heads, out, in]``. ``embed`` looks ids up in the table of
+    embeddings. Where several processes hold the model, ``shard`` is this one's. ``gather`` puts their logits together,
+    and ``whole_norm`` norms the heads of all after a product. ``fuses_all_reduce``: whether the operators whose names
+    begin with ``add``, but not ``add_uclip_norm``, can sum over ranks.
     """
 
     linear: Callable[[Weight, Tensor | None], Linear]
     head: Callable[[Weight], Callable[[Tensor], Tensor]]
     experts: Callable[[Experts], RoutedExperts]
+    each_head: Callable[[Tensor], HeadProducts]
     shard: Shard = WHOLE
     embed: Callable[[Tensor, Tensor, int], Tensor] = _embed
     gather: Callable[[Tensor, int], Tensor] = _not_divided

@@ -23,6 +23,7 @@ from rosebatch_kernels.experts import reference as experts
 from rosebatch_kernels.experts.torch_experts import TorchExperts
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear import torch_linear as linear
+from rosebatch_kernels.linear.each_head import ApartHeads, BatchedHeads
 from rosebatch_kernels.linear.joined import JoinedLinear
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 from rosebatch_kernels.mlp import reference as mlp
@@ -103,22 +104,26 @@ def _cpu_ops(switches: Switches) -> Ops:
 
         gate_up, down = products(layer.gate_up, layer.gate_up_bias), products(layer.down, layer.down_bias)
         mixture = TorchExperts([*gate_up], [*down], layer.activation)
-        choose = partial(
-            experts.route, k=layer.k, normalize=layer.normalize, correction=layer.correction, scale=layer.scale
-        )
+        route = partial(experts.route, k=layer.k, normalize=layer.normalize, choice=layer.choice)
 
         def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
-            return Partial(mixture(x, *choose(logits), shared))
+            return Partial(mixture(x, *route(logits), shared))
 
         return run
 
-    return Ops(linear=make_linear, head=lambda weight: make_linear(weight, None), experts=make_experts)
+    return Ops(
+        linear=make_linear,
+        head=lambda weight: make_linear(weight, None),
+        experts=make_experts,
+        each_head=lambda weight: ApartHeads([product(own, None) for own in weight]),
+    )
 
 
 def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     """Triton kernels where a switch is on. They are imported here, so that a run on a CPU need not load Triton."""
     from rosebatch_kernels.gated_delta.gated_norm import gated_norm
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
+    from rosebatch_kernels.linear.fixed_heads import FixedHeads
     from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
     from rosebatch_kernels.logits import kernel as logits_kernel
     from rosebatch_kernels.mamba2.gate_norm import gate_norm
@@ -160,6 +165,7 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
         linear=make_linear,
         head=lambda weight: own_product(weight, None) or head_product(weight.dense(), None),
         experts=partial(_expert_kernels, device, switches),
+        each_head=partial(FixedHeads, device=device) if switches.batch_invariant else BatchedHeads,
         kv_append=partial(kv_cache_kernel.append, sizes=cache_sizes) if switches.batched_kv_append else kv_cache.append,
         copy_blocks=partial(kv_cache_kernel.copy_blocks, sizes=cache_sizes),
         gated_norm=partial(gated_norm, device=device),
@@ -204,16 +210,13 @@ def _expert_kernels(device: Device, switches: Switches, layer: Experts) -> Route
     biases = layer.gate_up_bias, layer.down_bias
     both, keeps = (layer.gate_up, layer.down), switches.quantized_linear and packed.can_decode(device)
     gate_up, down = ((weight.experts() if keeps else None) or weight.dense() for weight in both)
-    activation = layer.activation
-    choose = partial(
-        route, k=layer.k, normalize=layer.normalize, correction=layer.correction, scale=layer.scale, device=device
-    )
+    choose = partial(route, k=layer.k, normalize=layer.normalize, choice=layer.choice, device=device)
     sizes = SIZES.of(device).invariant() if switches.batch_invariant else SIZES.of(device)
     parts = partial(kernel.parts, sizes=sizes, device=device)
 
     def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
         ids, weights = choose(logits)
-        return Partial(parts(x, ids, weights, gate_up, down, *biases, activation, shared))
+        return Partial(parts(x, ids, weights, gate_up, down, *biases, layer.activation, shared))
 
     return run
 

@@ -24,12 +24,13 @@ def _shape(kind: str, values: dict[str, Any]) -> ModelConfig:
     """Of transformers' config class and its values."""
     architecture = f"{kind.removesuffix('Config').removesuffix('Text')}ForCausalLM"
     short = {name: value for name, value in _SHORT.items() if name in values}
-    if "layer_types" in values:
-        short["layer_types"] = values["layer_types"][1:3]
+    short |= {name: values[name][1:3] for name in ("layer_types", "mlp_layer_types") if name in values}
     sizes = {**_SIZES, "full_attention_interval": 2, "architectures": [architecture]}
     if kind == "GPTNeoXConfig":
         # Its heads have no size of their own.
         del sizes["head_dim"]
+    if "kv_lora_rank" in values:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     return parse_model_config({**values, **short, **sizes}, kind)
 
 

@@ -70,10 +70,13 @@ def run(engine, given=None):
     return done
 
 
+MODELS = ["llama", "gpt2", "softmaxes", "uneven", "e4m3", "deepseek_v3"]
+
+
 @pytest.fixture(scope="module")
 def expected():
     """What the PyTorch runner generates, by model."""
-    return {name: run(plain_engine(name)) for name in ("llama", "gpt2", "softmaxes", "uneven", "e4m3")}
+    return {name: run(plain_engine(name)) for name in MODELS}
 
 
 @pytest.fixture
@@ -106,7 +109,7 @@ def draft_answers(engine, answers, wrong=range(VOCAB)):
     sampler.kernels = replace(sampler.kernels, propose=of_answers)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "softmaxes", "uneven", "e4m3"])
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     ("queries", "limits"),
     [

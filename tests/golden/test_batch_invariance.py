@@ -11,6 +11,8 @@ from tests.helpers.running import run
 
 DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 CASES = [(model, dtype) for model in ("llama", "gpt2") for dtype in DTYPES]
+# Keys and values of its heads are products with latents.
+CASES += [("deepseek_v3", dtype) for dtype in DTYPES]
 # Qwen3.5 and Falcon-H1 have layers with states. The fast tier takes the first case, so that all tests share one run.
 WITH_STATES = [CASES[0], ("qwen3_5", DTYPES[-1]), ("falcon_h1", DTYPES[-1]), *CASES[1:]]
 # More than a block of 4 or 5.

@@ -328,7 +328,7 @@ def test_the_kv_cache_leaves_room_for_images(seeing, monkeypatch):
     limits = RunConfig(model=str(seeing.folder), dtype="float32", device="cpu", max_num_seqs=64)
     images = image_bytes(find_model(limits, torch.device("cpu")), limits, 1024)
     free = images + (1 << 24)
-    monkeypatch.setattr("rosebatch.engine.load.memory_of", lambda device: DeviceMemory("cpu", free, free))
+    monkeypatch.setattr("rosebatch.engine.build.memory_of", lambda device: DeviceMemory("cpu", free, free))
     kept = []
     for each in (limits, replace(limits, limit_images=0)):
         source = find_model(each, torch.device("cpu"))

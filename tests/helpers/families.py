@@ -41,6 +41,26 @@ _DELTA = {
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
 _SHARED = {"shared_expert_intermediate_size": 36}
 _MOE_DELTA = {key: value for key, value in _DELTA.items() if key != "intermediate_size"}
+# Every width differs from the others.
+_LATENT = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 40,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 18,
+}
+_ROUTED = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 28,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.3,
+}
 _GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
 _MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 20}
@@ -253,6 +273,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "lfm2": ("Lfm2Config", {**_SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
+    "deepseek_v2": ("DeepseekV2Config", {**_LATENT, **_ROUTED, "topk_method": "group_limited_greedy"}),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {**_LATENT, **_ROUTED, "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.2}},
+    ),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_LATENT, **_ROUTED, "mlp_layer_types": ["dense", "sparse", "dense"]}),
+    "minicpm3": ("MiniCPM3Config", {**_LATENT, "rope_parameters": {"rope_theta": 500.0}, "dim_model_base": 48}),
 }
 # The thorough tier: what else their configs allow.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -368,6 +395,35 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "time_step_min": 1e-9,
             "mlp_bias": True,
             "use_bias": True,
+        },
+    ),
+    "deepseek_v2-greedy": (
+        "DeepseekV2Config",
+        {**_LATENT, **_ROUTED, "q_lora_rank": None, "num_experts_per_tok": 3, "kv_lora_rank": 34},
+    ),
+    "deepseek_v3-halves": (
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            **_ROUTED,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "minicpm3-longrope": (
+        "MiniCPM3Config",
+        {
+            **_LATENT,
+            "qk_rope_head_dim": 6,
+            "original_max_position_embeddings": 40,
+            "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 1.0},
+            "v_head_dim": None,
+            "scale_depth": None,
+            "dim_model_base": None,
+            "scale_emb": 2.5,
         },
     ),
     "llama-yarn": ("LlamaConfig", {**_SIZES, "rope_parameters": _YARN}),

@@ -13,6 +13,7 @@ GROUPS = {
     "whole_prompts": {"_bidirectional_attend"},
     "delta_rule": {"_causal_conv", "_delta_decode", "_delta_solve", "_delta_walk", "_gated_norm"},
     "mamba2": {"_causal_conv", "_gate_norm", "_mamba_decode", "_mamba_walk"},
+    "latent_attention": {"_decode_latents", "_each_head", "_merge_latents", "_prefill_latents", "_prepare_latents"},
     "short_convolutions": {"_convolve_chunks", "_convolve_tokens"},
     "layers": {
         "_activation", "_activation_mul", "_append", "_bias_residual", "_copy_blocks", "_norm", "_sigmoid_mul",

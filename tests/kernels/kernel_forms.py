@@ -485,16 +485,49 @@ def adapters() -> None:
                     kernel.gated(out, x, stack, rows, activation)
 
 
+def latent_attention() -> None:
+    """Models' own widths and numbers of heads, and odd ones; without splits and with."""
+    from rosebatch_kernels.linear.fixed_heads import FixedHeads
+
+    kernel = Launchers("latent_attention.kernel")
+    device = launchers.device_of(torch.device("cuda"))
+    for heads, rank, rotated, dtype in [
+        (16, 512, 64, torch.bfloat16),
+        (20, 512, 64, torch.float16),
+        (128, 512, 64, torch.bfloat16),
+        (40, 256, 32, torch.bfloat16),
+        (3, 40, 6, torch.float16),
+        (16, 512, 64, torch.float32),
+    ]:
+        width = rank + rotated
+        cache, norm = empty(1, 4, 1, 64, width, dtype=dtype), empty(rank, dtype=dtype)
+        tables = (empty(8, rotated, dtype=dtype),) * 2
+        for batch in (1, 300):
+            q, latents = empty(batch, heads, width, dtype=dtype), empty(batch, width, dtype=dtype)
+            where = ints(batch, 4), ints(batch), ints(batch)
+            rows = ints(batch) if batch == 1 else None
+            kernel.prepare(q, latents, cache, *where, norm=norm, eps=1e-6, rotary=tables, rotary_rows=rows)
+            kernel.decode(q, cache, *where, rank=rank, scale=1.0)
+        kernel.prefill(q, cache, where[0], ints(3, 4), rank=rank, scale=1.0)
+        FixedHeads(empty(heads, rank, 128, dtype=dtype), device)(empty(70, heads, 192, dtype=dtype)[..., :128])
+
+
 def experts() -> None:
     kernel, router = Launchers("experts.kernel"), Launchers("experts.router")
+    from rosebatch_kernels.experts.reference import Choice
+
+    for number, k, choice in (
+        (256, 8, Choice(True, empty(256, dtype=torch.float32), 8, 4, 2.5)),
+        (160, 6, Choice(groups=8, kept=3, scale=16.0)),
+    ):
+        router.route(empty(70, number, dtype=torch.float32), k, normalize=choice.sigmoid, choice=choice)
     for tokens in (1, 256, 512, 4096):
         for number, k, size, inner, activation in (
             (128, 8, 256, 64, "silu_mul"),
             (32, 4, 360, 72, "clamped_swiglu"),
             (128, 6, 256, 72, "relu2"),
         ):
-            correction = empty(number, dtype=torch.float32) if activation == "relu2" else None
-            ids, weights = router.route(empty(tokens, number), k, normalize=number == 32, correction=correction)
+            ids, weights = router.route(empty(tokens, number), k, normalize=number == 32)
             columns = inner if activation == "relu2" else 2 * inner
             biases = (empty(number, columns), empty(number, size)) if number == 32 else (None, None)
             matrices = empty(number, columns, size), empty(number, size, inner)

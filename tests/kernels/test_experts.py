@@ -1,5 +1,7 @@
 """The parts of a mixture of experts, each against its reference or float64."""
 
+import math
+
 import pytest
 import torch
 
@@ -27,21 +29,38 @@ def test_route(experts, k, normalize, device, randn):
     torch.testing.assert_close(weights.cpu(), expected)
 
 
+# Experts, those of a token, groups and kept ones: DeepSeek V3's and V2's, groups of three and of one, all groups kept.
+GROUPED = [(256, 8, 8, 4), (160, 6, 8, 3), (6, 2, 3, 2), (15, 5, 5, 2), (12, 9, 4, 4), (64, 4, 1, 1)]
+
+
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize(("experts", "k"), [(5, 2), (128, 6), (8, 8)])
-def test_route_by_corrected_scores(experts, k, normalize, device, randn):
-    """The correction chooses and weighs nothing: in the weights, an expert would count by how often it was chosen."""
-    # Scores of equal sums would be decided by the rounding of exp.
-    logits, correction = randn(9, experts).to(device), randn(experts).to(device)
-    options = {"normalize": normalize, "scale": 2.5}
-    ids, weights = router.route(logits, k, correction=correction, **options)
-    scores = logits.cpu().double().sigmoid()
-    expected = (scores + correction.cpu().double()).topk(k).indices
-    chosen = scores.gather(1, expected)
-    chosen = 2.5 * (chosen / chosen.sum(-1, keepdim=True) if normalize else chosen)
-    for found in ((ids.cpu(), weights.cpu()), reference.route(logits.cpu(), k, correction=correction.cpu(), **options)):
-        assert found[0].tolist() == expected.tolist()
-        torch.testing.assert_close(found[1].double(), chosen, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize(("experts", "k", "groups", "kept"), GROUPED)
+def test_route_of_groups(experts, k, groups, kept, sigmoid, normalize, device, randn):
+    """Written out token by token: the correction chooses and does not weigh; equal scores take the lowest ids."""
+    logits = (randn(9, experts) * 2).round()
+    bias = (randn(experts) * 4).round() / 16 if sigmoid else None
+    choice = reference.Choice(sigmoid, bias, groups, kept, 1.75)
+    ids, weights = reference.route(logits, k, normalize=normalize, choice=choice)
+    for token, row in enumerate(logits.tolist()):
+        scores = [1 / (1 + math.exp(-x)) for x in row] if sigmoid else [math.exp(x) for x in row]
+        # As fp32 has them: ties are there, too.
+        ranks = (torch.tensor(row).neg().exp().add(1).reciprocal() + bias).tolist() if sigmoid else row
+        size, best = experts // groups, []
+        for g in range(groups):
+            own = sorted(ranks[g * size : (g + 1) * size], reverse=True)
+            best.append(float(torch.tensor(own[:2]).sum()) if sigmoid else own[0])
+        open_groups = sorted(range(groups), key=lambda g: -best[g])[:kept]
+        open_ids = [e for e in range(experts) if groups == 1 or e // size in open_groups]
+        chosen = sorted(open_ids, key=lambda e: -ranks[e])[:k]
+        assert ids[token].tolist() == chosen
+        total = sum(scores[e] for e in chosen) if normalize else 1 if sigmoid else sum(scores)
+        expected = torch.tensor([1.75 * scores[e] / total for e in chosen])
+        torch.testing.assert_close(weights[token], expected, rtol=1e-5, atol=1e-6)
+    choice = choice._replace(bias=None if bias is None else bias.to(device))
+    found = router.route(logits.to(device), k, normalize=normalize, choice=choice)
+    assert found[0].cpu().tolist() == ids.tolist()
+    torch.testing.assert_close(found[1].cpu(), weights)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -49,6 +68,9 @@ def test_padding_rows_get_valid_experts(device):
     """A NaN in a row that nobody reads must not make an id that lies outside of the weights."""
     ids, _ = router.route(torch.full((2, 5), float("nan"), device=device), 2, normalize=True)
     assert ids.cpu().tolist() == [[0, 1], [0, 1]]
+    choice = reference.Choice(True, torch.zeros(6, device=device), 3, 2)
+    ids, _ = router.route(torch.full((2, 6), float("nan"), device=device), 3, normalize=True, choice=choice)
+    assert ids.cpu().tolist() == [[0, 1, 2], [0, 1, 2]]
 
 
 @pytest.mark.parametrize(("tokens", "k", "experts"), [(1, 1, 5), (3, 2, 5), (150, 3, 8), (700, 4, 40), (64, 2, 64)])

@@ -37,6 +37,7 @@ def functions(module):
         "bidirectional_attention",
         "short_conv",
         "adapters",
+        "latent_attention",
     ],
 )
 def test_same_signature(operator):

@@ -63,7 +63,7 @@ LAYERS = {
     "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2},
 }
 # Of experts: their number, and the inner size of one for all tokens.
-COUNTS = ("num_experts", "num_local_experts")
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
 
 
@@ -74,12 +74,23 @@ def first_of(config, names):
 @pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n.endswith("CausalLM") and n != "HP1ForCausalLM"])
 def test_defaults_are_transformers_own(name):
     """With only the sizes given, all other values equal those of transformers' config class."""
-    served = LAYERS.get(name, {})
+    # transformers' class of DeepSeek V2 has no experts of a token.
+    served = LAYERS.get(name, {}) | ({"num_experts_per_tok": 6} if name == "DeepseekV2ForCausalLM" else {})
     expected = theirs(name, **served)
     config = parse(name, **served)
     heads = expected.num_attention_heads
-    assert config.num_kv_heads == (getattr(expected, "num_key_value_heads", None) or heads)
-    assert config.head_dim == (getattr(expected, "head_dim", None) or expected.hidden_size // heads)
+    if config.latent is None:
+        assert config.num_kv_heads == (getattr(expected, "num_key_value_heads", None) or heads)
+        assert config.head_dim == (getattr(expected, "head_dim", None) or expected.hidden_size // heads)
+    else:
+        assert (config.num_kv_heads, config.head_dim) == (1, expected.qk_head_dim)
+        latent = config.latent
+        assert (latent.rank, latent.value_dim, latent.q_rank) == (
+            expected.kv_lora_rank,
+            expected.v_head_dim,
+            expected.q_lora_rank,
+        )
+        assert latent.interleaved == getattr(expected, "rope_interleave", name != "MiniCPM3ForCausalLM")
     assert config.max_model_len == expected.max_position_embeddings
     fields = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
     assert config.norm_eps in [getattr(expected, field, None) for field in fields]
@@ -105,16 +116,36 @@ def test_defaults_are_transformers_own(name):
         scaling = parameters.get("rope_type", "default")
         assert (rope.theta, rope.scaling) == (parameters["rope_theta"], scaling)
         assert scaling == "yarn" or rope == RopeConfig(theta=rope.theta)
-        assert config.rotary_size == int(config.head_dim * (parameters.get("partial_rotary_factor") or 1))
+        whole = config.rotary_dim if config.latent else config.head_dim
+        assert config.rotary_size == int(whole * (parameters.get("partial_rotary_factor") or 1))
     assert ARCHITECTURES[name].experts == (config.experts is not None)
     if config.experts is not None:
         experts, size = config.experts, getattr(expected, "moe_intermediate_size", expected.intermediate_size)
-        assert list(experts.layers) == [kind == "moe" or "moe" not in (kinds or ()) for kind in kinds or [None] * 8]
+        if kinds and "moe" in kinds:
+            assert list(experts.layers) == [kind == "moe" for kind in kinds]
+        else:
+            dense = getattr(expected, "first_k_dense_replace", 1 if name == "Glm4MoeLiteForCausalLM" else 0)
+            assert experts.layers == (False,) * dense + (True,) * (8 - dense)
         assert (experts.num_experts, experts.expert_size) == (first_of(expected, COUNTS), size)
         assert experts.experts_per_token == expected.num_experts_per_tok
-        assert experts.shared_size == first_of(expected, SHARED)
+        shared = getattr(expected, "n_shared_experts", 0) * size
+        assert experts.shared_size == (first_of(expected, SHARED) or shared)
+        assert experts.weight_scale == getattr(expected, "routed_scaling_factor", 1)
+        grouped = getattr(expected, "n_group", None), getattr(expected, "topk_group", None)
+        assert (experts.groups, experts.kept_groups) == (grouped if experts.sigmoid else (1, 1))
         # Without such a field, the weights always sum to 1.
         assert experts.normalize == getattr(expected, "norm_topk_prob", True)
+
+
+def test_scaled_positions_of_deepseek_v3_change_scores():
+    """Its file multiplies scores, and not the tables: a model that left it out would attend twice as flat."""
+    scaling = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+    scaling |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    config = parse("DeepseekV3ForCausalLM", rope_scaling=scaling, max_position_embeddings=163840)
+    growth = 0.1 * math.log(40) + 1
+    assert config.attention_scales == (192**-0.5 * growth**2,) * 8
+    assert config.rope.attention_factor == 1
+    assert parse("DeepseekV3ForCausalLM").attention_scales == ()
 
 
 @pytest.mark.parametrize(
@@ -327,6 +358,15 @@ def test_what_is_not_served_says_what_may_serve_it(name, options, message):
             "mamba_norm_before_gate is not supported with mamba_rms_norm",
         ),
         ("FalconH1ForCausalLM", {"ssm_multipliers": [1.0]}, "ssm_multipliers must be a list of 5 numbers"),
+        ("DeepseekV3ForCausalLM", {"attention_bias": True}, "attention_bias is not supported"),
+        ("DeepseekV3ForCausalLM", {"num_key_value_heads": 8}, "num_key_value_heads must be 32, as many as heads"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
+        ("DeepseekV3ForCausalLM", {"n_group": 7}, "num_experts 256 is no multiple of groups 7"),
+        ("DeepseekV3ForCausalLM", {"topk_group": 9}, "kept_groups must be in"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob is not supported"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
+        ("MiniCPM3ForCausalLM", {"qk_rope_head_dim": 31}, "rotary_dim 31 is odd"),
         ("GraniteForCausalLM", {"residual_multiplier": float("nan")}, "residual_multiplier must be finite"),
         ("Gemma2ForCausalLM", {"final_logit_softcapping": -1.0}, "logit_soft_cap must be a number >= 0, got -1.0"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "theta must not"),

@@ -245,7 +245,7 @@ def test_a_model_whose_cache_stays_as_it_is(stored):
     """Asked for, it is refused; a checkpoint's wish is not."""
     windows = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24}
     assert stored(KV_ONLY, model=windows) == "auto"
-    with pytest.raises(FlagError, match="no layer has softmax attention over more than 512 keys"):
+    with pytest.raises(FlagError, match="no layer has K and V of softmax attention over more than 512 keys"):
         stored(KV_ONLY, model=windows, kv_cache_dtype="fp8")
 
 

@@ -1,46 +1,75 @@
 """PyTorch reference of a mixture of experts. Each token goes through k of E MLPs; their results are summed."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch_kernels.common.cpu_activations import gelu_tanh, logistic, silu
+from rosebatch_kernels.common.cpu_activations import gelu_tanh, silu
 
 # Clamped SwiGLU of gpt-oss: the slope of its logistic and the bound of its inputs.
 SLOPE, LIMIT = 1.702, 7.0
-# Added to a sum of scores that weights are divided by, as in the models' own code.
-_LEAST = 1e-20
 
 
-def route(
-    logits: Tensor, k: int, *, normalize: bool, correction: Tensor | None = None, scale: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """The k experts of each token, best first; of equal ones, the lowest id first.
+class Choice(NamedTuple):
+    """How a router chooses, beside the largest logits, and weighs what it chose.
+
+    Attributes:
+        sigmoid: whether scores are sigmoids of the logits (DeepSeek V3, arXiv 2412.19437), or shares of a softmax.
+        bias: ``[E]`` fp32, added to the scores for the choice alone; None for none.
+        groups: neighbouring experts are in so many groups, of one size.
+        kept: so many groups are kept, and experts are chosen of these: the groups with the largest score of an expert
+            (DeepSeek V2, arXiv 2405.04434), with ``sigmoid`` the largest sum of the two best.
+        scale: factor on the weights.
+    """
+
+    sigmoid: bool = False
+    bias: Tensor | None = None
+    groups: int = 1
+    kept: int = 1
+    scale: float = 1.0
+
+
+LARGEST = Choice()
+# Added to a sum of sigmoids before a division, as DeepSeek does.
+SMALLEST = 1e-20
+
+
+def route(logits: Tensor, k: int, *, normalize: bool, choice: Choice = LARGEST) -> tuple[Tensor, Tensor]:
+    """The k experts of each token, largest logit first; of equal logits, the lowest id first.
 
     Args:
         logits: ``[T, E]``, a bias of the router included.
         k: experts of a token.
         normalize: whether the weights are a softmax over the chosen experts (their sum is 1: Mixtral, gpt-oss,
-            ``norm_topk_prob``), or the chosen experts' share of a softmax over all (Qwen2-MoE).
-        correction: ``[E]`` fp32. With it, an expert's score is the logistic of its logit (DeepSeek-V3, arXiv
-            2412.19437): those with the largest sums of score and correction are chosen, and their scores are the
-            weights, divided by their sum with ``normalize``. None: the logits choose.
-        scale: of the weights, with a correction.
+            ``norm_topk_prob``), or the chosen experts' share of a softmax over all (Qwen2-MoE). Of sigmoids, whether
+            they are divided by their sum.
+        choice: what is chosen instead of the largest logits.
 
     Returns:
         Ids ``[T, k]`` int32 and weights ``[T, k]`` fp32.
     """
-    if correction is not None:
-        scores = logistic(logits.float())
-        ids = (scores + correction).sort(dim=-1, descending=True, stable=True)[1][:, :k]
+    wide = logits.float()
+    # By exp: unlike PyTorch's sigmoid, it gives the same bits at any place in a tensor.
+    scores = 1 / (1 + torch.exp(-wide)) if choice.sigmoid else wide
+    ranks = scores if choice.bias is None else scores + choice.bias
+    if choice.groups > 1:
+        grouped = ranks.unflatten(1, (choice.groups, -1))
+        best = grouped.topk(2, -1).values.sum(-1) if choice.sigmoid else grouped.amax(-1)
+        kept = best.sort(dim=-1, descending=True, stable=True).indices[:, : choice.kept]
+        others = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
+        ranks = grouped.masked_fill(others[..., None], float("-inf")).flatten(1)
+    ids = ranks.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    if not choice.sigmoid:
+        weights = wide.gather(1, ids).softmax(-1) if normalize else wide.softmax(-1).gather(1, ids)
+    else:
         weights = scores.gather(1, ids)
-        total = weights.sum(-1, keepdim=True) + _LEAST if normalize else 1.0
-        return ids.int(), weights / total * scale
-    values, ids = logits.float().sort(dim=-1, descending=True, stable=True)
-    weights = values[:, :k].softmax(-1) if normalize else values.softmax(-1)[:, :k]
-    return ids[:, :k].int(), weights.contiguous()
+        if normalize:
+            # One after the other: a sum's order might go by the number of tokens.
+            weights = weights / (weights.cumsum(1)[:, -1:] + SMALLEST)
+    return ids.int(), weights.contiguous() if choice.scale == 1 else weights * choice.scale
 
 
 def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:

@@ -144,7 +144,7 @@ def find_floor(
         prefix_keys = min(cached_prefix, max(window - longest, 0)) if window else cached_prefix
         own_keys = sum(_seen(n + o - 1, window) - _seen(n, window) for n, o in zip(own_lens, output_lens, strict=True))
         key_bytes += count * (prefix_keys * steps + own_keys) * _key_bytes(config, window, itemsize)
-    attention = 4 * config.num_heads * config.head_dim * pairs
+    attention = 2 * config.num_heads * (config.head_dim + _value_dim(config)) * pairs
     weights = sum(n * (_bytes_read(config, _reached(config, rows), kept) + head * itemsize) for rows, n in live.items())
     read = weights + key_bytes
     rule = config.delta or config.mamba
@@ -163,6 +163,8 @@ def _bytes_read(config: ModelConfig, num_experts: float, kept: MatrixBytes) -> f
 
 def _key_bytes(config: ModelConfig, window: int, itemsize: int) -> int:
     """Bytes of a token's K and V in a layer with this window; e4m3 has a scale of 4 bytes for each head."""
+    if config.latent:
+        return (config.latent.rank + config.rotary_dim) * itemsize
     head = config.head_dim + 4 if config.stores_e4m3(window) else config.head_dim * itemsize
     return 2 * config.num_kv_heads * head
 
@@ -171,10 +173,7 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
     """Weights of the layers' matrices with this number of routed experts. Norms and biases are too few to count."""
     if config.transformers is not None:
         return config.transformers.active_weights
-    # A model with the delta rule has a gate as wide as q.
-    queries = config.num_heads * (3 if config.delta else 2)
-    attention = (queries + 2 * config.num_kv_heads) * config.head_dim
-    columns: float = sum(config.attends) * attention
+    columns: float = sum(config.attends) * _attention_columns(config)
     if config.delta:
         delta = config.delta
         columns += config.num_state_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
@@ -192,11 +191,31 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
     return config.hidden_size * (columns + dense * matrices * config.intermediate_size)
 
 
+def _attention_columns(config: ModelConfig) -> float:
+    """Weights of a layer's attention, by channels of the hidden state."""
+    latent = config.latent
+    if latent is None:
+        # A model with the delta rule has a gate as wide as q.
+        queries = config.num_heads * (3 if config.delta else 2)
+        return (queries + 2 * config.num_kv_heads) * config.head_dim
+    q_size, nope_dim = config.num_heads * config.head_dim, config.head_dim - config.rotary_dim
+    within = latent.q_rank * q_size + latent.rank * config.num_heads * (nope_dim + latent.value_dim)
+    columns = (latent.q_rank or q_size) + latent.rank + config.rotary_dim + config.num_heads * latent.value_dim
+    return columns + within / config.hidden_size
+
+
+def _value_dim(config: ModelConfig) -> int:
+    """Channels of a head's values."""
+    return config.latent.value_dim if config.latent else config.head_dim
+
+
 def _after_keys(config: ModelConfig, num_experts: float) -> float:
     """Weights of the last layer that do not make K and V; 0 where they are not known, or it has no attention alone."""
     if config.transformers is not None or config.state_layers[-1] or config.attention_layers:
         return 0
-    columns: float = config.num_heads * (3 if config.delta else 2) * config.head_dim
+    # Those of K and V, or of the latent.
+    keys = config.latent.rank + config.rotary_dim if config.latent else 2 * config.num_kv_heads * config.head_dim
+    columns: float = _attention_columns(config) - keys
     matrices = FAMILIES[config.family].mlp_matrices
     if config.experts and config.experts.layers[-1]:
         inner = num_experts * config.experts.expert_size + config.experts.shared_size

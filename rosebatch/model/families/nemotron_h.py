@@ -21,7 +21,7 @@ from rosebatch.model.mixers.paged_attention.sublayer import load_paged_attention
 from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.sublayers import load_plain_mlp
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops.ops import Experts, Linear, Ops, Partial, RoutedExperts
+from rosebatch.ops.ops import Choice, Experts, Linear, Ops, Partial, RoutedExperts
 
 _ACTIVATION = "relu2"
 
@@ -121,14 +121,14 @@ class NemotronH(StepsDecoder):
         up = load_matrices(weights, prefix, names, ("up_proj",), "up_proj", config, (size, hidden))
         down = load_matrices(weights, prefix, names, ("down_proj",), "down_proj", config, (hidden, size))
         inner = ops.shard.of(size)
+        bias = weights.get(f"{prefix}gate.e_score_correction_bias", (count,), dtype=fp32, fill=0.0)
         routed = Experts(
             gate_up=up.rows(inner),
             down=down.columns(inner),
             activation=_ACTIVATION,
             k=experts.experts_per_token,
             normalize=experts.normalize,
-            correction=weights.get(f"{prefix}gate.e_score_correction_bias", (count,), dtype=fp32, fill=0.0),
-            scale=experts.scale,
+            choice=Choice(sigmoid=True, bias=bias, scale=experts.weight_scale),
         )
         router = load_weight(weights, f"{prefix}gate.weight", (count, hidden), dtype=fp32)
         shared = SquaredExpert(*self._load_mlp(f"{prefix}shared_experts.", experts.shared_size, weights))
@@ -209,8 +209,8 @@ def _experts(values: Mapping[str, Any], kinds: list[str]) -> dict[str, Any]:
         "expert_size": size(values, "moe_intermediate_size"),
         "normalize": values.get("norm_topk_prob", True),
         "shared_size": size(values, "moe_shared_expert_intermediate_size"),
-        "scores": "logistic",
-        "scale": values.get("routed_scaling_factor", 1.0),
+        "sigmoid": True,
+        "weight_scale": values.get("routed_scaling_factor", 1.0),
     }
 
 
@@ -247,7 +247,7 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
             "moe_intermediate_size": experts.expert_size,
             "moe_shared_expert_intermediate_size": experts.shared_size,
             "norm_topk_prob": experts.normalize,
-            "routed_scaling_factor": experts.scale,
+            "routed_scaling_factor": experts.weight_scale,
         }
     )
     return {

@@ -14,12 +14,14 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches
 from rosebatch.model.dry_load import HEADERS, require_loadable
 from rosebatch.model.mixers.gated_delta.mixer import DeltaSpec
+from rosebatch.model.mixers.latent_attention.mixer import LatentSpec
 from rosebatch.model.mixers.mamba2.mixer import MambaSpec
 from rosebatch.model.quantization.forms import form_of, load_weight
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import Form, SafetensorsWeights, WeightSource
 from rosebatch.ops import gated_delta, mamba2
+from rosebatch.ops.latent_attention import rms_norm
 from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import select
 from rosebatch.ops.shard import Shard
@@ -87,7 +89,13 @@ def require_same_logits(folder: Path, config: ModelConfig, encode: Encode, form:
 
 
 def attend_whole(spec: Any, qkv: Tensor, *others: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Attention over one sequence without a cache, or a rule with a state from an empty one."""
+    """Attention over one sequence without a cache or positions, or a rule with a state from an empty one."""
+    if isinstance(spec, LatentSpec):
+        latents, seen = others[0], torch.ones(len(qkv), len(qkv)).tril().bool()
+        keys = torch.cat((rms_norm(latents[:, : spec.rank], spec.norm, spec.eps), latents[:, spec.rank :]), 1)
+        scores = torch.einsum("qhw,kw->hqk", qkv, keys) * spec.scale
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        return (weights @ keys[:, : spec.rank]).transpose(0, 1)
     states = [torch.zeros(1, *each.shape, dtype=each.dtype or qkv.dtype) for each in spec.states]
     if isinstance(spec, DeltaSpec):
         state = gated_delta.DeltaState(*states)

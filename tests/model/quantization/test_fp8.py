@@ -26,7 +26,7 @@ def matrices(block, scale_dtype=torch.float32, name_of_scale="weight_scale_inv")
 
 
 @pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("name", [*DENSE_FAMILIES, *MOE_FAMILIES])
+@pytest.mark.parametrize("name", [*DENSE_FAMILIES, "minicpm3", *MOE_FAMILIES])
 @pytest.mark.parametrize("block", [pytest.param([8, 8], marks=pytest.mark.thorough), [5, 7], [128, 128], None])
 def test_blocks_are_cut_joined_and_reordered(tmp_path, name, block, size):
     """Blocks that are cut off, shards that begin inside of one, and projections with scales of their own."""

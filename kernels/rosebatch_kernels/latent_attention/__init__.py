@@ -1,0 +1,1 @@
+"""Attention over latents, from which keys and values are products (MLA)."""

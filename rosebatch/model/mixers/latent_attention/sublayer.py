@@ -1,0 +1,131 @@
+"""Latent attention with its projections, as a sub-layer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.model.contract import Attention
+from rosebatch.model.mixers.latent_attention.mixer import LatentSpec
+from rosebatch.model.quantization.forms import load_weight
+from rosebatch.model.rope import Rotary
+from rosebatch.model.sublayers import channels, columns, load_linear
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops.ops import HeadProducts, Linear, Ops, Partial
+
+# Of the norms within attention: transformers' classes have no other.
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """q and latents of the normed input in one product, attention in the space of latents, a last product.
+
+    Attributes:
+        down: what q is made of, or q itself; then the latent, and its key that is rotated.
+        q_norm, q_up: of what q is made of; None where ``down`` makes q.
+        absorb: each head's channels of q that are not rotated, times its matrix that makes keys of latents.
+        expand: each head's sums of latents, to its values.
+        nope_dim: channels of q that are not rotated.
+    """
+
+    ops: Ops
+    down: Linear
+    q_norm: Tensor | None
+    q_up: Linear | None
+    absorb: HeadProducts
+    spec: LatentSpec
+    expand: HeadProducts
+    out: Linear
+    nope_dim: int
+
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
+        """See ``rosebatch.model.sublayers.Mixer``."""
+        spec = self.spec
+        made = self.down(normed)
+        q, latents = made[:, : -spec.width], made[:, -spec.width :]
+        if self.q_up is not None:
+            assert self.q_norm is not None
+            q = self.q_up(self.ops.rms_norm(q, self.q_norm, _EPS))
+        q = q.unflatten(1, (spec.num_heads, -1))
+        absorbed = q.new_empty(len(q), spec.num_heads, spec.width)
+        self.absorb(q[..., : self.nope_dim], absorbed[..., : spec.rank])
+        absorbed[..., spec.rank :] = q[..., self.nope_dim :]
+        sums = attention(spec, absorbed, latents, wanted=wanted)
+        return self.ops.project(self.out, self.expand(sums).flatten(1))
+
+
+def load_latent_attention(
+    config: ModelConfig, ops: Ops, weights: WeightSource, layer: int, prefix: str, rotary: Rotary
+) -> LatentAttention:
+    """The attention of a layer. A process of several has some heads, and all of each latent.
+
+    Args:
+        config, ops, weights: of the model.
+        layer: counted from 0.
+        prefix: of the names of its tensors.
+        rotary: tables of the channels that are rotated.
+    """
+    c, latent = config, config.latent
+    assert latent is not None, "the family has latents"
+    rank, size, rotated = latent.rank, c.head_dim, c.rotary_dim
+    heads = ops.shard.of(c.num_heads)
+    nope, q_size, width = size - rotated, c.num_heads * size, rank + rotated
+    halves = torch.arange(rotated)
+    if latent.interleaved:
+        halves = halves.view(-1, 2).t().flatten()
+    # In this order, channel i is rotated with i + rotated / 2, of q and of keys alike, which leaves q·k as it was.
+    q_order = (torch.arange(q_size).view(-1, size)[:, torch.cat((torch.arange(nope), nope + halves))]).flatten()
+    key_order = torch.cat((torch.arange(rank), rank + halves))
+    own = channels(heads, size)
+    names = ["q_a_proj" if latent.q_rank else "q_proj", "kv_a_proj_with_mqa"]
+    first = torch.arange(latent.q_rank) if latent.q_rank else q_order
+    down = load_linear(
+        ops,
+        weights,
+        [f"{prefix}{name}" for name in names],
+        (len(first), width),
+        c.hidden_size,
+        bias=False,
+        order=torch.cat((first, len(first) + key_order)),
+        own=columns((len(first), range(len(first)) if latent.q_rank else own), (width, range(width))),
+    )
+    q_norm = q_up = None
+    if latent.q_rank:
+        q_norm = weights.get(f"{prefix}q_a_layernorm.weight", (latent.q_rank,), fill=1.0)
+        q_up = load_linear(
+            ops,
+            weights,
+            [f"{prefix}q_b_proj"],
+            (q_size,),
+            latent.q_rank,
+            bias=False,
+            order=q_order,
+            own=columns((q_size, own)),
+        )
+    both = nope + latent.value_dim
+    shape = c.num_heads * both, rank
+    up = load_weight(weights, f"{prefix}kv_b_proj.weight", shape).rows(channels(heads, both)).dense()
+    of_keys, of_values = up.view(len(heads), both, rank).split((nope, latent.value_dim), 1)
+    spec = LatentSpec(
+        layer=layer,
+        num_heads=len(heads),
+        rank=rank,
+        scale=c.attention_scale(layer),
+        norm=weights.get(f"{prefix}kv_a_layernorm.weight", (rank,), fill=1.0),
+        eps=_EPS,
+        rotary=rotary,
+    )
+    value_size, values = c.num_heads * latent.value_dim, channels(heads, latent.value_dim)
+    return LatentAttention(
+        ops=ops,
+        down=down,
+        q_norm=q_norm,
+        q_up=q_up,
+        absorb=ops.each_head(of_keys.transpose(1, 2).contiguous()),
+        spec=spec,
+        expand=ops.each_head(of_values.contiguous()),
+        out=load_linear(ops, weights, [f"{prefix}o_proj"], (c.hidden_size,), value_size, bias=False, inputs=values),
+        nope_dim=nope,
+    )

@@ -1,0 +1,56 @@
+"""The kernels of latent attention."""
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rosebatch.config.switches import Switches
+from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.latent_attention import torch_attention
+from rosebatch_kernels.norm.reference import rms_norm
+from rosebatch_kernels.qkv.torch_heads import rope
+
+__all__ = ["LatentKernels", "latent_kernels", "rms_norm", "rope", "torch_attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentKernels:
+    """Latent attention in the Triton runner; each kernel documents shapes and dtypes.
+
+    Attributes:
+        decode_form: what the batch size changes in the compiled ``decode``.
+    """
+
+    prepare: Callable[..., None]
+    decode: Callable[..., Tensor]
+    prefill: Callable[..., Tensor]
+    decode_form: Callable[[int], Hashable]
+
+
+def latent_kernels(
+    heads: Collection[int], switches: Switches, dtype: torch.dtype, device: torch.device
+) -> LatentKernels:
+    """The kernels, which a run on a CPU need not load.
+
+    Args:
+        heads: of the layers.
+        switches, dtype, device: of the run.
+    """
+    from rosebatch_kernels.latent_attention import kernel
+    from rosebatch_kernels.latent_attention.sizes import num_splits
+
+    record = device_of(device)
+    sizes = kernel.SIZES.of(record)
+    if switches.batch_invariant:
+        sizes = sizes.invariant()
+    elif not switches.split_keys:
+        sizes = sizes.undivided()
+    return LatentKernels(
+        prepare=partial(kernel.prepare, sizes=sizes, device=record),
+        decode=partial(kernel.decode, sizes=sizes, device=record),
+        prefill=partial(kernel.prefill, sizes=sizes, device=record),
+        decode_form=lambda batch: tuple(num_splits(batch, each, dtype, sizes=sizes) for each in sorted(heads)),
+    )
