@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.chunk_fields import chunk_fields, tile_of_program
 from rosebatch_kernels.common.chunks import TILE_ROWS, PackedChunks
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
@@ -131,12 +132,9 @@ def _convolve_chunks(
 ):
     if PDL:
         wait()
-    tile = tiles + tl.program_id(1) * 2
-    chunk, start = tl.load(tile), tl.load(tile + 1)
+    chunk, start = tile_of_program(tiles)
     if chunk >= 0:
-        of_chunk = chunks + chunk * 4
-        slot, first = tl.load(of_chunk).to(tl.int64), tl.load(of_chunk + 1).to(tl.int64)
-        position, count = tl.load(of_chunk + 2), tl.load(of_chunk + 3)
+        slot, first, position, count = chunk_fields(chunks, chunk)
         column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = column < CHANNELS
         row = start + tl.arange(0, ROWS)[:, None]
