@@ -172,6 +172,14 @@ def test_a_window_shows_which_rows_are_slow():
     assert len(drafter._of_rows) == 1, "rows that have ended were kept"
 
 
+def test_nothing_is_kept_of_rows_that_had_drafts():
+    """While drafts are on there are no looks, and each row of a long job stayed in memory."""
+    drafter = drafter_of()
+    for first in range(0, 1000, 10):
+        drafter.learn(4, 8, dict.fromkeys(range(first, first + 10), 32))
+    assert len(drafter._of_rows) == 10 and drafter.right > 0.9
+
+
 def test_rows_of_another_job_are_looked_at_first():
     """The last rows of a job repeated themselves, and drafts were tried on the first ones of the next, for nothing."""
     drafter = drafter_of()

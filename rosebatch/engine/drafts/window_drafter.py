@@ -115,13 +115,13 @@ class WindowDrafter:
         # Of rows whose last tokens are under way, none are left.
         left = np.maximum([each.num_remaining_tokens for each in rows], 1)
         waiting = len(scheduler.queues.waiting)
-        coming = _steps_to_come(rows, int(left.max()), waiting)
+        coming, rights = _steps_to_come(rows, int(left.max()), waiting), self._rights(rows)
         best, most = 1, 0.0
         for queries in QUERIES:
             fewer = expected(self.right, queries)
             if not waiting:
                 # The work ends with its slowest row.
-                fewer = left.max() / (left / expected(self._rights(rows), queries)).max()
+                fewer = left.max() / (left / expected(rights, queries)).max()
             gain = fewer * plain / self.cost.of(count, tokens, queries)
             if count * queries > self.most_rows or gain < least:
                 continue
@@ -138,6 +138,8 @@ class WindowDrafter:
         if going := {row: length for row, length in lengths.items() if length >= steps}:
             share = share_of(sum(going.values()) / len(going) / steps, queries)
             self.right += _LAST_WINDOW * (share - self.right)
+            # Of those that have ended, nothing is kept, as long as drafts may be on.
+            self._of_rows = {row: self._of_rows[row] for row in lengths if row in self._of_rows}
             for row, length in going.items():
                 self._learn(row, share_of(length / steps, queries) * length, length)
 
@@ -165,7 +167,6 @@ class WindowDrafter:
             # None of them is long enough yet, or all are too long.
             return
         self.right += _LAST_LOOK * (sum(shares) / len(shares) - self.right)
-        # Of those that have ended, nothing is kept.
         self._of_rows = {row.spec.id: self._of_rows[row.spec.id] for row in rows if row.spec.id in self._of_rows}
         self._pause = 0 if any(shares) else min(max(2 * self._pause, 1), _LONGEST_PAUSE)
         self._left = self._pause
