@@ -296,11 +296,13 @@ def _attend_latents(
     row_max = tl.full([q.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
     width: tl.constexpr = SHAPE.RANK_WIDTH
+    size: tl.constexpr = SHAPE.RANK + SHAPE.ROTATED
     acc = tl.zeros([q.shape[0], width], tl.float32)
     for first in tl.range(start, stop, KEYS, num_stages=STAGES):
         key = first + tl.arange(0, KEYS)
         block = tl.load(table + key // SHAPE.BLOCK, mask=key < stop, other=0).to(tl.int64)
-        row = cache + ((block * SHAPE.BLOCK + key % SHAPE.BLOCK) * (SHAPE.RANK + SHAPE.ROTATED))[:, None]
+        # A product of each: Triton takes a sum of blocks and keys to be a multiple of a block's tokens.
+        row = cache + (block * (SHAPE.BLOCK * size) + key % SHAPE.BLOCK * size)[:, None]
         there = (key < stop)[:, None]
         latents = tl.load(row + n, mask=there & (n < SHAPE.RANK), other=0.0)
         rotated = tl.load(row + SHAPE.RANK + d, mask=there & (d < SHAPE.ROTATED), other=0.0)
