@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,15 @@ def _load(source: ModelSource, limits: RunConfig, device: torch.device, rank: in
             return (None,) * len(numbers)
         return tuple(Added(name, *pair(weights, name, shape, number), (rank,)) for number in numbers)
 
+    return load(source, limits, device, added, change)
+
+
+def load(
+    source: ModelSource, limits: RunConfig, device: torch.device, added: Callable[..., Any], change: Any = None
+) -> Engine:
+    """An engine whose random weights have these methods, see ``WeightSource``; None for a ``change`` of nothing."""
     before = RandomWeights.change, RandomWeights.added
-    RandomWeights.change, RandomWeights.added = change, added  # type: ignore[assignment, method-assign]
+    RandomWeights.change, RandomWeights.added = change or RandomWeights.change, added  # type: ignore[method-assign]
     try:
         return load_engine(source, limits, Switches.resolve(dict(limits.switches), device.type), device).engine
     finally:
@@ -129,13 +136,17 @@ def _is_linear(name: str, shape: Sequence[int]) -> bool:
     return len(shape) == 2 and "layers" in name and "proj" in name and "expert" not in name
 
 
+def prompt_of(row: int, length: int, vocab: int) -> list[int]:
+    """Token ids of a row, always the same."""
+    return [(7919 * row + 31 * place * place) % min(vocab, 30_000) for place in range(length)]
+
+
 def _run(engine: Engine, given: Any, used: int) -> dict[str, float]:
     """Seconds of a run, and of its prompts and decode steps on the device; rows have the first adapters in turn."""
-    vocab = min(engine.vocab_size, 30_000)
     requests = [
         Request(
             row,
-            TokenIds.of([(7919 * row + 31 * place * place) % vocab for place in range(given.prompt)]),
+            TokenIds.of(prompt_of(row, given.prompt, engine.vocab_size)),
             SamplingParams(max_tokens=given.length, ignore_eos=True, temperature=1.0, seed=row),
             adapter=str(1 + row % used) if used else "",
         )
