@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
-from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.device import HOPPER, INTERPRETER, SHARED_MEMORY, device_of
 from rosebatch_kernels.latent_attention import torch_attention
 from rosebatch_kernels.norm.reference import rms_norm
 from rosebatch_kernels.qkv.torch_heads import rope
@@ -21,9 +21,13 @@ class LatentKernels:
     """Latent attention in the Triton runner; each kernel documents shapes and dtypes.
 
     Attributes:
+        expands: whether prompts have ``attend_fresh`` and ``attend_prefix_``, and not ``prefill``.
         decode_form: what the batch size changes in the compiled ``decode``.
     """
 
+    expands: bool
+    attend_fresh: Callable[..., tuple[Tensor, Tensor]]
+    attend_prefix_: Callable[..., None]
     prepare: Callable[..., None]
     decode: Callable[..., Tensor]
     prefill: Callable[..., Tensor]
@@ -39,7 +43,7 @@ def latent_kernels(
         heads: of the layers.
         switches, dtype, device: of the run.
     """
-    from rosebatch_kernels.latent_attention import kernel
+    from rosebatch_kernels.latent_attention import expanded, kernel
     from rosebatch_kernels.latent_attention.sizes import num_splits
 
     record = device_of(device)
@@ -48,7 +52,12 @@ def latent_kernels(
         sizes = sizes.invariant()
     elif not switches.split_keys:
         sizes = sizes.undivided()
+    # Bits of a chunk depend on where it begins then. Tiles of fp32 have room in the interpreter alone.
+    has_room = record.shared_memory >= SHARED_MEMORY[HOPPER] and (dtype.itemsize == 2 or record == INTERPRETER)
     return LatentKernels(
+        expands=has_room and not switches.batch_invariant,
+        attend_fresh=partial(expanded.attend_fresh, sizes=sizes, device=record),
+        attend_prefix_=partial(expanded.attend_prefix_, sizes=sizes, device=record),
         prepare=partial(kernel.prepare, sizes=sizes, device=record),
         decode=partial(kernel.decode, sizes=sizes, device=record),
         prefill=partial(kernel.prefill, sizes=sizes, device=record),

@@ -14,6 +14,8 @@ GROUPS = {
     "delta_rule": {"_causal_conv", "_delta_decode", "_delta_solve", "_delta_walk", "_gated_norm"},
     "mamba2": {"_causal_conv", "_gate_norm", "_mamba_decode", "_mamba_walk"},
     "latent_attention": {"_decode_latents", "_each_head", "_merge_latents", "_prefill_latents", "_prepare_latents"},
+    "latents_on_hopper": {"_decode_latents_hopper", "_merge_latents"},
+    "expanded_latents": {"_attend_fresh", "_attend_prefix"},
     "short_convolutions": {"_convolve_chunks", "_convolve_tokens"},
     "layers": {
         "_activation", "_activation_mul", "_append", "_bias_residual", "_copy_blocks", "_norm", "_sigmoid_mul",
@@ -37,6 +39,9 @@ STREAMED = {"_gated_product", "_logits", "_product"}
 # Groups that not all architectures have. 103 has each instruction of "fp8".
 ARCHITECTURES = {
     "prompts_on_hopper": (HOPPER,),
+    "latents_on_hopper": (HOPPER,),
+    # Their tiles need the shared memory of these.
+    "expanded_latents": (HOPPER, 100),
     "short_sums": (HOPPER,),
     "fp8": (89, 90, 100, 103, 120),
     "attention_of_e4m3": (89, 90, 100, 120),

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.kernels import launchers
 from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.chunks import PackedChunks
 from rosebatch_kernels.common.shared_keys import Pieces
 from rosebatch_kernels.experts.packed import can_decode
 from rosebatch_kernels.feedback import layout
@@ -500,7 +501,7 @@ def latent_attention() -> None:
         (16, 512, 64, torch.float32),
     ]:
         width = rank + rotated
-        cache, norm = empty(1, 4, 1, 64, width, dtype=dtype), empty(rank, dtype=dtype)
+        cache, norm = empty(1, 4, 1, 32, width, dtype=dtype), empty(rank, dtype=dtype)
         tables = (empty(8, rotated, dtype=dtype),) * 2
         for batch in (1, 300):
             q, latents = empty(batch, heads, width, dtype=dtype), empty(batch, width, dtype=dtype)
@@ -510,6 +511,41 @@ def latent_attention() -> None:
             kernel.decode(q, cache, *where, rank=rank, scale=1.0)
         kernel.prefill(q, cache, where[0], ints(3, 4), rank=rank, scale=1.0)
         FixedHeads(empty(heads, rank, 128, dtype=dtype), device)(empty(70, heads, 192, dtype=dtype)[..., :128])
+
+
+def expanded_latents() -> None:
+    """Models' own widths, and odd ones."""
+    kernel = Launchers("latent_attention.expanded")
+    for heads, nope, rotated, values, rank, dtype in (
+        (20, 192, 64, 256, 512, torch.bfloat16),
+        (16, 128, 64, 128, 512, torch.bfloat16),
+        (40, 64, 32, 64, 256, torch.float16),
+        (3, 10, 6, 20, 40, torch.bfloat16),
+    ):
+        q, rows = empty(200, heads, nope + rotated, dtype=dtype), empty(200, rank + rotated, dtype=dtype)
+        k, v = (empty(heads, 200, size, dtype=dtype).transpose(0, 1) for size in (nope, values))
+        chunks = PackedChunks(ints(3, 4), ints(7, 2))
+        out, norms = kernel.attend_fresh(q, k, v, rows[:, rank:], chunks, scale=1.0)
+        matrices = {
+            "of_keys": empty(heads, rank, nope, dtype=dtype),
+            "of_values": empty(heads, values, rank, dtype=dtype),
+        }
+        where = empty(1, 9, 1, 64, rank + rotated, dtype=dtype), ints(5, 16), ints(200), chunks
+        kernel.attend_prefix_(out, norms, q, *where, **matrices, scale=1.0)
+
+
+def latents_on_hopper() -> None:
+    """Models' own widths, without splits and with."""
+    kernel = Launchers("latent_attention.kernel")
+    for heads, rank, rotated, batch, dtype in (
+        (20, 512, 64, 64, torch.bfloat16),
+        (16, 512, 64, 300, torch.bfloat16),
+        (16, 512, 64, 1, torch.float16),
+        (40, 256, 32, 8, torch.bfloat16),
+    ):
+        cache = empty(1, 4, 1, 64, rank + rotated, dtype=dtype)
+        q = empty(batch, heads, rank + rotated, dtype=dtype)
+        kernel.decode(q, cache, ints(batch, 4), ints(batch), ints(batch), rank=rank, scale=1.0)
 
 
 def experts() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.chunks import pack_chunks
 from rosebatch_kernels.latent_attention import reference
 from tests.kernels.scattered import EPS, Scattered, assert_same, attention, normed_and_rotated, rotary_tables
 from tests.kernels.test_paged_prefill import cut
@@ -13,8 +14,9 @@ from tests.kernels.test_paged_prefill import cut
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 IMPLEMENTATIONS = {"reference": reference, "kernel": Launchers("latent_attention.kernel")}
-# Nobody's default.
-SCALE = 0.13
+EXPANDED = {"reference": reference, "kernel": Launchers("latent_attention.expanded")}
+# Nobody's default; small, so that fp32 has the digits of sums over 576 channels.
+SCALE = 0.05
 # Heads, rank, rotated channels, block size: odd sizes, more heads than a program has, and those of a model.
 SHAPES = [(1, 16, 2, 16), (3, 40, 12, 24), (20, 24, 8, 64), (40, 32, 6, 16), (16, 512, 64, 64)]
 
@@ -47,7 +49,9 @@ def test_prepare(implementation, shape, given_rows, dtype, device, randn, assert
     wide = randn(5, rank + rotated + 3, dtype=dtype)
     norm, tables = (1 + 0.1 * randn(rank)).to(dtype), rotary_tables(200, rotated, dtype)
     places = [3 * position % 190 for position in positions] if given_rows else positions
-    turned, rows = q.clone().to(device), ints([0, 1, 2, -1, 4], device)
+    # The other channels of q are whoever's.
+    turned, rows = q[..., 5:].clone().to(device), ints([0, 1, 2, -1, 4], device)
+    appended = torch.full((5, rank + rotated), torch.nan, dtype=dtype, device=device) if given_rows else None
     implementation.prepare(
         turned,
         wide.to(device)[:, : rank + rotated],
@@ -59,11 +63,12 @@ def test_prepare(implementation, shape, given_rows, dtype, device, randn, assert
         eps=EPS,
         rotary=tuple(table.to(device) for table in tables),
         rotary_rows=ints(places, device) if given_rows else None,
+        **({} if appended is None else {"appended": appended}),
     )
     live = [0, 1, 2, 4]
     expected = [normed_and_rotated(q[t, :, rank:], places[t], rotary=tables) for t in live]
-    assert_close(turned[live, :, rank:], torch.stack(expected))
-    assert torch.equal(turned[..., :rank].cpu(), q[..., :rank])
+    assert_close(turned[live, :, rank - 5 :], torch.stack(expected))
+    assert torch.equal(turned[..., : rank - 5].cpu(), q[..., 5:rank])
     for token in live:
         own = wide[token, :rank].double()
         latent = own / (own.square().mean() + EPS).sqrt() * norm.double()
@@ -71,6 +76,8 @@ def test_prepare(implementation, shape, given_rows, dtype, device, randn, assert
         place = paged.slot(token, positions[token])
         assert_close(paged.cache[place][0, 0], torch.cat((latent, key)))
         before[place] = paged.cache[place]
+        if appended is not None:
+            assert torch.equal(appended[token], paged.cache[place][0, 0])
     assert_same(paged.cache, before)
 
 
@@ -128,3 +135,47 @@ def test_bits_of_a_chunk_depend_on_no_cut(dtype, device, randn):
     whole = attended(0, 150)
     for cuts in ((0, 1, 150), (0, 63, 64, 65, 150), (0, 37, 101, 150)):
         assert torch.equal(torch.cat([attended(*pair) for pair in pairwise(cuts)]), whole)
+
+
+@pytest.mark.parametrize("expanded", EXPANDED.values(), ids=EXPANDED)
+@pytest.mark.parametrize(
+    ("shape", "nope", "size"), [((2, 16, 2, 16), 10, 18), ((3, 40, 12, 24), 70, 20), ((4, 512, 64, 64), 192, 256)]
+)
+@pytest.mark.parametrize("chunks", [[(0, 1), (0, 130)], [(30, 70), (100, 3), (0, 64), (257, 65)]], ids=str)
+def test_expanded_prefill(expanded, shape, nope, size, chunks, device, randn, assert_close):
+    """Keys and values of a step, latents of a prefix, or both: as if all were latents.
+
+    NaN of other rows and of blocks behind a prefix shows, and so does a prefix of no keys.
+    """
+    heads, rank, rotated, _ = shape
+    # Larger numbers exceed shared memory, and the interpreter has no product of smaller ones.
+    dtype = torch.float32 if str(device) == "cpu" else torch.bfloat16
+    paged = make([sum(chunk) for chunk in chunks], shape, dtype, device, randn)
+    tokens = sum(length for _, length in chunks)
+    q = randn(tokens, heads, nope + rotated + 3, dtype=dtype)[..., 3:]
+    of_keys, of_values = (randn(heads, *each).div(rank**0.5).to(dtype) for each in ((rank, nope), (size, rank)))
+    slots = [(7 + number, begin, count) for number, (begin, count) in enumerate(chunks)]
+    firsts = [sum(length for _, length in chunks[:number]) for number in range(len(chunks))]
+    packed = pack_chunks(
+        [(slot, row, begin, n) for (slot, begin, n), row in zip(slots, firsts, strict=True)], device, 12
+    )
+    fresh = torch.cat([paged.k[number][begin:, 0] for number, (begin, _) in enumerate(chunks)])
+    expand = lambda matrix, dims: torch.einsum(dims, fresh[:, :rank].double(), matrix.double()).to(dtype)  # noqa: E731
+    k, v = expand(of_keys, "tr,hrn->htn"), expand(of_values, "tr,hvr->htv")
+    # Tokens of padding stand behind those of chunks.
+    k, v, turned = (torch.cat((x, x.new_full((*x.shape[:-2], 5, x.shape[-1]), torch.nan)), -2) for x in (k, v, fresh))
+    q, rows = q.to(device), ints([number for number, (_, n) in enumerate(chunks) for _ in range(n)], device)
+    k, v, turned = k.to(device).transpose(0, 1), v.to(device).transpose(0, 1), turned.to(device)[:, rank:]
+    out, norms = expanded.attend_fresh(q, k, v, turned, packed, scale=SCALE)
+    matrices = {"of_keys": of_keys.to(device), "of_values": of_values.to(device)}
+    expanded.attend_prefix_(out, norms, q, paged.cache, paged.table, rows, packed, **matrices, scale=SCALE)
+    expected = []
+    for number, (begin, count) in enumerate(chunks):
+        latents = paged.k[number][:, 0].double()
+        keys = torch.einsum("kr,hrn->khn", latents[:, :rank], of_keys.double())
+        keys = torch.cat((keys, latents[:, None, rank:].expand(-1, heads, -1)), 2)
+        values = torch.einsum("kr,hvr->khv", latents[:, :rank], of_values.double())
+        for place in range(count):
+            end, own = begin + place + 1, q[firsts[number] + place].cpu()
+            expected.append(attention(own, keys[:end], values[:end], SCALE).view(heads, size))
+    assert_close(out, torch.stack(expected))

@@ -10,7 +10,9 @@ mask is applied in all of them.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 import math
-from typing import Any, NamedTuple
+from functools import cache as once
+from types import ModuleType
+from typing import Any
 
 import torch
 import triton
@@ -18,35 +20,16 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.chunks import TILE_ROWS
-from rosebatch_kernels.common.device import Device
-from rosebatch_kernels.common.dot import dot
+from rosebatch_kernels.common.device import HOPPER, INTERPRETER, Device, can_describe
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.tiles import tile_of_program
 from rosebatch_kernels.common.whole_numbers import next_power_of_2
+from rosebatch_kernels.latent_attention.latents import attend_latents, widths
 from rosebatch_kernels.latent_attention.sizes import SIZES as SIZES
 from rosebatch_kernels.latent_attention.sizes import Sizes, num_splits
 
 # Heads of a program that rotates q.
 _MAX_HEADS = 16
-
-
-class Widths(NamedTuple):
-    """Constants of a layer: its heads, the parts of a row and what tiles of them have, and the tokens of a block."""
-
-    HEADS: int
-    RANK: int
-    ROTATED: int
-    RANK_WIDTH: int
-    ROTATED_WIDTH: int
-    BLOCK: int
-
-
-def _widths(q: Tensor, cache: Tensor, rank: int) -> Widths:
-    _, heads, width = q.shape
-    rotated = width - rank
-    # A matrix product takes 16 channels at least.
-    tiles = max(16, next_power_of_2(rank)), max(16, next_power_of_2(rotated))
-    return Widths(heads, rank, rotated, *tiles, cache.shape[3])
 
 
 def prepare(
@@ -61,12 +44,13 @@ def prepare(
     eps: float,
     rotary: tuple[Tensor, Tensor],
     rotary_rows: Tensor | None = None,
+    appended: Tensor | None = None,
     sizes: Sizes,
     device: Device,
 ) -> None:
     """See ``reference.prepare``."""
     assert q.stride(2) == latents.stride(1) == 1, "the last axis is contiguous"
-    shape = _widths(q, cache, len(norm))
+    shape = widths(q.shape[1], cache, len(norm))
     heads = min(_MAX_HEADS, next_power_of_2(shape.HEADS))
     # The first program of a token appends, the others have heads.
     _prepare_latents[(1 + -(-shape.HEADS // heads), len(q))](
@@ -80,12 +64,14 @@ def prepare(
         cos=rotary[0],
         sin=rotary[1],
         rotary_rows=rotary_rows,
+        appended=appended,
         eps=eps,
         q_stride=q.stride(0),
         head_stride=q.stride(1),
         latents_stride=latents.stride(0),
         table_stride=block_table.stride(0),
         position_stride=positions.stride(0),
+        FIRST=q.shape[2] - shape.ROTATED,
         WIDE_NORM=norm.dtype != q.dtype,
         SHAPE=shape,
         OWN=heads,
@@ -111,6 +97,8 @@ def decode(
     assert q.is_contiguous(), "rows of heads lie together"
     batch, heads, _ = q.shape
     program, splits = sizes.decode_of(heads, q.dtype), num_splits(batch, heads, q.dtype, sizes=sizes)
+    hopper = _hopper_kernel() if _fits_hopper(q, cache, rank=rank, device=device) else None
+    keys = program.keys if hopper is None else hopper.KEYS
     out = q.new_empty(batch, heads, rank)
     sums = stats = None
     if splits > 1:
@@ -123,26 +111,26 @@ def decode(
         "positions": positions,
         "limits": limits,
         "state_stride": positions.stride(0),
-        "min_tiles": max(1, sizes.min_keys // program.keys),
-        "SHAPE": _widths(q, cache, rank),
-        "KEYS": program.keys,
+        "min_tiles": max(1, sizes.min_keys // keys),
+        "SHAPE": widths(heads, cache, rank),
         "SPLITS": splits,
         **launch_options(device),
     }
-    _decode_latents[(-(-heads // program.rows), batch, splits)](
-        q=q,
-        cache=cache,
-        block_table=block_table,
-        scale=scale * math.log2(math.e),
-        table_stride=block_table.stride(0),
-        QUERIES=queries,
-        ROWS=program.rows,
-        STAGES=program.stages,
-        num_warps=program.warps,
+    options: dict[str, Any] = {
+        "block_table": block_table,
+        "scale": scale * math.log2(math.e),
+        "table_stride": block_table.stride(0),
+        "QUERIES": queries,
+        "ROWS": program.rows,
         **common,
-    )
+    }
+    grid = -(-heads // program.rows), batch, splits
+    if hopper is not None:
+        hopper.decode_hopper(q, cache, grid, options)
+    else:
+        _decode_latents[grid](q=q, cache=cache, KEYS=keys, STAGES=program.stages, num_warps=program.warps, **options)
     if splits > 1:
-        _merge_latents[(heads, batch)](**common, num_warps=4)
+        _merge_latents[(heads, batch)](KEYS=keys, **common, num_warps=4)
     return out
 
 
@@ -173,7 +161,7 @@ def prefill(
         tiles=tiles,
         scale=scale * math.log2(math.e),
         table_stride=block_table.stride(0),
-        SHAPE=_widths(q, cache, rank),
+        SHAPE=widths(heads, cache, rank),
         TOGETHER=together,
         TOKENS=tokens,
         ROWS=program.rows,
@@ -183,6 +171,27 @@ def prefill(
         **launch_options(device),
     )
     return out
+
+
+def _fits_hopper(q: Tensor, cache: Tensor, *, rank: int, device: Device) -> bool:
+    """Whether a call of ``decode`` is for Hopper's own kernel: 16 bits, whole tiles in a block, parts in a latent.
+
+    TMA wants addresses and strides that are multiples of 16 bytes.
+    """
+    if device.arch != HOPPER or device == INTERPRETER or q.dtype.itemsize != 2 or q.dtype != cache.dtype:
+        return False
+    is_aligned = cache.is_contiguous() and can_describe(cache.shape[-1], cache.dtype) and cache.data_ptr() % 16 == 0
+    return is_aligned and cache.shape[3] % 64 == 0 and rank % 64 == 0
+
+
+@once
+def _hopper_kernel() -> ModuleType | None:
+    """Hopper's own kernel; see ``rosebatch_kernels.paged_attention.prefill``."""
+    try:
+        from rosebatch_kernels.latent_attention import decode_hopper
+    except (ImportError, AttributeError):
+        return None
+    return decode_hopper
 
 
 @triton.jit
@@ -209,12 +218,14 @@ def _prepare_latents(
     cos,
     sin,
     rotary_rows,
+    appended,
     eps,
     q_stride,
     head_stride,
     latents_stride,
     table_stride,
     position_stride,
+    FIRST: tl.constexpr,
     WIDE_NORM: tl.constexpr,
     SHAPE: tl.constexpr,
     OWN: tl.constexpr,
@@ -239,7 +250,7 @@ def _prepare_latents(
     if part > 0:
         h = (part - 1) * OWN + tl.arange(0, OWN)[:, None]
         mask = (h < SHAPE.HEADS) & (d < half)
-        row = q + token * q_stride + h * head_stride + SHAPE.RANK
+        row = q + token * q_stride + h * head_stride + FIRST
         low, high = _rotated(row, c, s, mask, half, width)
         tl.store(row + d, low, mask=mask)
         tl.store(row + half + d, high, mask=mask)
@@ -254,11 +265,17 @@ def _prepare_latents(
         normed = normed.to(x.dtype).to(tl.float32)
     block = tl.load(block_table + sequence * table_stride + position // SHAPE.BLOCK).to(tl.int64)
     to = cache + (block * SHAPE.BLOCK + position % SHAPE.BLOCK) * (SHAPE.RANK + SHAPE.ROTATED)
-    tl.store(to + n, (normed * weight).to(x.dtype), mask=n < SHAPE.RANK)
+    latent = (normed * weight).to(x.dtype)
+    tl.store(to + n, latent, mask=n < SHAPE.RANK)
     one = tl.zeros([1, 1], tl.int32)
     low, high = _rotated(own + SHAPE.RANK + one, c, s, d < half, half, width)
     tl.store(to + SHAPE.RANK + d, low, mask=d < half)
     tl.store(to + SHAPE.RANK + half + d, high, mask=d < half)
+    if appended is not None:
+        to = appended + token * (SHAPE.RANK + SHAPE.ROTATED)
+        tl.store(to + n, latent, mask=n < SHAPE.RANK)
+        tl.store(to + SHAPE.RANK + d, low, mask=d < half)
+        tl.store(to + SHAPE.RANK + half + d, high, mask=d < half)
 
 
 @triton.jit
@@ -268,53 +285,6 @@ def _queries(rows, mine, SHAPE: tl.constexpr):
     d = tl.arange(0, SHAPE.ROTATED_WIDTH)[None, :]
     q = tl.load(rows + n, mask=mine & (n < SHAPE.RANK), other=0.0)
     return q, tl.load(rows + SHAPE.RANK + d, mask=mine & (d < SHAPE.ROTATED), other=0.0)
-
-
-@triton.jit
-def _attend_latents(
-    queries,
-    cache,
-    table,
-    start,
-    stop,
-    last,
-    scale,
-    SHAPE: tl.constexpr,
-    KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Sums over the keys from ``start`` to before ``stop``, of which rows see those up to ``last [ROWS]``.
-
-    Each row sees the first of them.
-
-    Returns:
-        The largest score, the sum of weights ``[ROWS]``, and that of weighted latents ``[ROWS, RANK_WIDTH]``.
-    """
-    q, q_rotated = queries
-    n = tl.arange(0, SHAPE.RANK_WIDTH)[None, :]
-    d = tl.arange(0, SHAPE.ROTATED_WIDTH)[None, :]
-    row_max = tl.full([q.shape[0]], float("-inf"), tl.float32)
-    total = tl.zeros([q.shape[0]], tl.float32)
-    width: tl.constexpr = SHAPE.RANK_WIDTH
-    size: tl.constexpr = SHAPE.RANK + SHAPE.ROTATED
-    acc = tl.zeros([q.shape[0], width], tl.float32)
-    for first in tl.range(start, stop, KEYS, num_stages=STAGES):
-        key = first + tl.arange(0, KEYS)
-        block = tl.load(table + key // SHAPE.BLOCK, mask=key < stop, other=0).to(tl.int64)
-        # A product of each: Triton takes a sum of blocks and keys to be a multiple of a block's tokens.
-        row = cache + (block * (SHAPE.BLOCK * size) + key % SHAPE.BLOCK * size)[:, None]
-        there = (key < stop)[:, None]
-        latents = tl.load(row + n, mask=there & (n < SHAPE.RANK), other=0.0)
-        rotated = tl.load(row + SHAPE.RANK + d, mask=there & (d < SHAPE.ROTATED), other=0.0)
-        scores = dot(q_rotated, tl.trans(rotated), dot(q, tl.trans(latents))) * scale
-        scores = tl.where(key[None, :] <= last[:, None], scores, float("-inf"))
-        higher = tl.maximum(row_max, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(row_max - higher)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = dot(weights.to(latents.dtype), latents, acc * shrink[:, None])
-        row_max = higher
-    return row_max, total, acc
 
 
 @triton.jit
@@ -368,7 +338,7 @@ def _decode_latents(
     stop = tl.minimum(start + share * KEYS, position + 1)
     last = tl.zeros([ROWS], tl.int32) + position
     table = block_table + row // QUERIES * table_stride
-    row_max, total, acc = _attend_latents(queries, cache, table, start, stop, last, scale, SHAPE, KEYS, STAGES)
+    row_max, total, acc = attend_latents(queries, cache, table, start, stop, last, scale, SHAPE, KEYS, STAGES)
     n = tl.arange(0, SHAPE.RANK_WIDTH)[None, :]
     wanted = mine & (n < SHAPE.RANK)
     if SPLITS > 1:  # noqa: SIM102 (a compile-time condition)
@@ -452,7 +422,7 @@ def _prefill_latents(
     stop = position + tl.minimum(first + TOKENS, count)
     table = block_table + sequence * table_stride
     last = position + token
-    _, total, acc = _attend_latents(queries, cache, table, 0, stop, last, scale, SHAPE, KEYS, STAGES)
+    _, total, acc = attend_latents(queries, cache, table, 0, stop, last, scale, SHAPE, KEYS, STAGES)
     n = tl.arange(0, SHAPE.RANK_WIDTH)[None, :]
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + line * SHAPE.RANK + n, result, mask=mine & (n < SHAPE.RANK))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from rosebatch_kernels.common.sizes import Steps, table, value_at
+from rosebatch_kernels.common.sizes import Program, Steps, table, value_at
 
 
 class LatentProgram(NamedTuple):
@@ -25,6 +25,7 @@ class LatentProgram(NamedTuple):
 
 
 _FP32 = LatentProgram(rows=16, keys=16, warps=4, stages=1)
+_FRESH, _PREFIX = Program(keys=32, warps=4, stages=2), Program(keys=32, warps=8, stages=2)
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Sizes:
         few: of decode, for 16 bits and as many heads as it has rows.
         decode, prefill: for 16 bits.
         fp32: of both.
+        fresh, prefix: of prefill with expanded keys and values, by keys, warps and stages. A prefix is read as latents.
         splits: of each sequence's keys, by sequences times programs of its heads.
         min_keys: keys that make a split worth its merge.
     """
@@ -43,6 +45,8 @@ class Sizes:
     decode: LatentProgram
     prefill: LatentProgram
     fp32: LatentProgram = _FP32
+    fresh: Program = _FRESH
+    prefix: Program = _PREFIX
     splits: Steps = ((264, 1), (132, 2), (66, 4), (33, 8), (0, 16))
     min_keys: int = 128
 
@@ -70,6 +74,8 @@ SIZES = table(
         few=LatentProgram(rows=16, keys=32, warps=4, stages=2),
         decode=LatentProgram(rows=32, keys=32, warps=4, stages=2),
         prefill=LatentProgram(rows=64, keys=32, warps=8, stages=2),
+        # A program fills one of the 132 processors.
+        splits=((199, 1), (133, 2), (67, 1), (34, 2), (17, 4), (9, 8), (5, 16), (0, 32)),
     ),
     sm_86=Sizes(
         few=LatentProgram(rows=16, keys=16, warps=4, stages=2),

@@ -111,8 +111,7 @@ class DeviceSteps:
         self.attention = attention
         self.restarts = restarts
         self.adapters = adapters
-        # Both kinds go by the chunks of a step.
-        self.packs_chunks = attention.states is not None or any(spec.whole_prompts for spec in model.mixers)
+        self.packs_chunks = any(spec.by_chunks for spec in model.mixers)
         self._trims_last_layer = trims_last_layer
         device = attention.cache.device
         cells = self.layout(PackedKind(MAX_PADDED_TOKENS, shares_tiles)).num_cells

@@ -73,6 +73,11 @@ class MixerSpec(ABC):
         return False
 
     @property
+    def by_chunks(self) -> bool:
+        """Whether packed steps of the Triton runner go by chunks here, and not by tiles of queries alone."""
+        return self.whole_prompts or bool(self.states)
+
+    @property
     def groups_tiles(self) -> bool:
         """Whether chunks of several sequences may share a tile of queries in the Triton runner."""
         return False

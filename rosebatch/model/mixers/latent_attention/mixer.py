@@ -18,19 +18,23 @@ from rosebatch.model.mixers.mixer import (
     TritonSetup,
 )
 from rosebatch.ops.latent_attention import latent_kernels, rms_norm, rope, torch_attention
+from rosebatch.ops.ops import HeadProducts
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LatentSpec(MixerSpec):
     """See ``MixerSpec``; the formula is in ``rosebatch_kernels.latent_attention.reference``.
 
-    The inputs are q ``[T, heads, W]`` in the space of latents, whose last channels are rotated here, and latents
-    ``[T, W]`` as projected. q is overwritten. The output is ``[T, heads, rank]``, sums of latents.
+    The inputs are q ``[T, heads, nope + R]``, whose last channels are rotated here, and latents ``[T, rank + R]`` as
+    projected. q is overwritten. The output is ``[T, heads, values]``.
 
     Attributes:
         num_heads: of q.
-        rank: of a latent; W is that and the channels that are rotated.
+        rank: of a latent.
         scale: factor on q·k.
+        of_keys: ``[heads, rank, nope]``: takes a head's channels of q that are not rotated to the space of latents.
+        of_values: ``[heads, values, rank]``: makes a head's values of latents.
+        absorb, expand: products with these matrices.
         norm: ``[rank]``, the weight of the RMSNorm of latents.
         eps: of the norm.
     """
@@ -38,12 +42,16 @@ class LatentSpec(MixerSpec):
     num_heads: int
     rank: int
     scale: float
+    of_keys: Tensor
+    of_values: Tensor
+    absorb: HeadProducts
+    expand: HeadProducts
     norm: Tensor
     eps: float
 
     @property
     def width(self) -> int:
-        """W: numbers that a token leaves."""
+        """Numbers that a token leaves."""
         assert self.rotary is not None, "a part of q is rotated"
         return self.rank + self.rotary.cos.shape[1]
 
@@ -52,10 +60,23 @@ class LatentSpec(MixerSpec):
         """One row of a token, for keys and values alike."""
         return (Planes(1, self.width),)
 
+    @property
+    def by_chunks(self) -> bool:
+        """Tokens of a chunk may see each other in another way than those before it."""
+        return True
+
+    def absorbed(self, q: Tensor) -> Tensor:
+        """q in the space of latents, ``[T, heads, rank + R]``."""
+        wide, nope = q.new_empty(len(q), self.num_heads, self.width), self.of_keys.shape[2]
+        self.absorb(q[..., :nope], wide[..., : self.rank])
+        wide[..., self.rank :] = q[..., nope:]
+        return wide
+
     def torch_step(self, step: TorchContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Append the rows of all sequences, then attend: a block filled in this step can be read in it."""
         (q, latents), (plane,), rotation = inputs, step.planes(self), step.rotation(self.rotary)
         assert rotation is not None, "a part of q is rotated"
+        q = self.absorbed(q)
         q = torch.cat((q[..., : self.rank], rope(q[..., self.rank :], *rotation)), -1)
         own, key = latents[:, : self.rank], rope(latents[:, None, self.rank :], *rotation)[:, 0]
         new = torch.cat((rms_norm(own, self.norm, self.eps), key), 1)
@@ -65,7 +86,7 @@ class LatentSpec(MixerSpec):
             kernel = torch_attention.decode if tiles.generated else torch_attention.prefill
             return kernel(q, plane, tiles.rows[0], tiles.mask, self.rank, self.scale)
 
-        return step.attend(self, q, attend)
+        return self.expand(step.attend(self, q, attend))
 
     @classmethod
     def triton_mixer(cls, specs: Sequence["LatentSpec"], setup: TritonSetup) -> "TritonLatents":
@@ -85,27 +106,46 @@ class TritonLatents(TritonMixer[LatentSpec]):
     def packed(
         self, spec: LatentSpec, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None
     ) -> Tensor:
-        """See ``TritonMixer``. Rows of all chunks are written before any is read."""
+        """See ``TritonMixer``. Rows of all chunks are written before any is read. A few rows see latents alone."""
+        if wanted is None and self.kernels.expands:
+            return self._expanded(spec, step, inputs)
         q, (plane,) = self._prepare(spec, step, inputs), step.planes(spec)
         tiles = step.tiles if wanted is None else step.last_tiles
-        out = self.kernels.prefill(q, plane, step.table(spec), tiles, rank=spec.rank, scale=spec.scale)
-        return out if wanted is None else out[wanted]
+        where = step.table(spec), tiles
+        out = self.kernels.prefill(spec.absorbed(q), plane, *where, rank=spec.rank, scale=spec.scale)
+        return spec.expand(out if wanted is None else out[wanted])
+
+    def _expanded(self, spec: LatentSpec, step: PackedContext, inputs: tuple[Tensor, ...]) -> Tensor:
+        """The tokens of a step see each other by keys and values, and latents that were there before."""
+        appended = torch.empty_like(inputs[1], memory_format=torch.contiguous_format)
+        q, (plane,) = self._prepare(spec, step, inputs, appended), step.planes(spec)
+        latents, rotated = appended[:, : spec.rank], appended[:, spec.rank :]
+        k, v = latents @ spec.of_keys, latents @ spec.of_values.transpose(1, 2)
+        fresh = k.transpose(0, 1), v.transpose(0, 1), rotated
+        out, norms = self.kernels.attend_fresh(q, *fresh, step.chunks, scale=spec.scale)
+        where = plane, step.table(spec), step.rows(), step.chunks
+        matrices = {"of_keys": spec.of_keys, "of_values": spec.of_values}
+        self.kernels.attend_prefix_(out, norms, q, *where, scale=spec.scale, **matrices)
+        return out
 
     def decode(self, spec: LatentSpec, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """See ``TritonMixer``."""
         q, (plane,) = self._prepare(spec, step, inputs), step.planes(spec)
         where = step.table(spec), step.positions, step.limits
-        return self.kernels.decode(q, plane, *where, rank=spec.rank, scale=spec.scale, queries=step.queries)
+        options = {"rank": spec.rank, "scale": spec.scale, "queries": step.queries}
+        return spec.expand(self.kernels.decode(spec.absorbed(q), plane, *where, **options))
 
     def decode_form(self, batch: int, *, divided: bool) -> Hashable:
         """See ``TritonMixer``."""
         return self.kernels.decode_form(batch)
 
-    def _prepare(self, spec: LatentSpec, step: TritonContext, inputs: tuple[Tensor, ...]) -> Tensor:
-        """q, rotated; the new rows are in the cache."""
+    def _prepare(
+        self, spec: LatentSpec, step: TritonContext, inputs: tuple[Tensor, ...], appended: Tensor | None = None
+    ) -> Tensor:
+        """q, rotated; the new rows are in the cache, and in ``appended`` if it is given."""
         q, latents = inputs
         assert spec.rotary is not None, "a part of q is rotated"
         where = step.table(spec), step.rows(), step.positions
-        options = {"rotary": step.rotary_tables(spec.rotary), "rotary_rows": step.rotary_rows}
+        options = {"rotary": step.rotary_tables(spec.rotary), "rotary_rows": step.rotary_rows, "appended": appended}
         self.kernels.prepare(q, latents, step.planes(spec)[0], *where, norm=spec.norm, eps=spec.eps, **options)
         return q

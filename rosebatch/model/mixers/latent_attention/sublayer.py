@@ -12,7 +12,7 @@ from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops.ops import HeadProducts, Linear, Ops, Partial
+from rosebatch.ops.ops import Linear, Ops, Partial
 
 # Of the norms within attention: transformers' classes have no other.
 _EPS = 1e-6
@@ -20,25 +20,19 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """q and latents of the normed input in one product, attention in the space of latents, a last product.
+    """q and latents of the normed input in one product, attention, a last product.
 
     Attributes:
         down: what q is made of, or q itself; then the latent, and its key that is rotated.
         q_norm, q_up: of what q is made of; None where ``down`` makes q.
-        absorb: each head's channels of q that are not rotated, times its matrix that makes keys of latents.
-        expand: each head's sums of latents, to its values.
-        nope_dim: channels of q that are not rotated.
     """
 
     ops: Ops
     down: Linear
     q_norm: Tensor | None
     q_up: Linear | None
-    absorb: HeadProducts
     spec: LatentSpec
-    expand: HeadProducts
     out: Linear
-    nope_dim: int
 
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
         """See ``rosebatch.model.sublayers.Mixer``."""
@@ -48,12 +42,8 @@ class LatentAttention:
         if self.q_up is not None:
             assert self.q_norm is not None
             q = self.q_up(self.ops.rms_norm(q, self.q_norm, _EPS))
-        q = q.unflatten(1, (spec.num_heads, -1))
-        absorbed = q.new_empty(len(q), spec.num_heads, spec.width)
-        self.absorb(q[..., : self.nope_dim], absorbed[..., : spec.rank])
-        absorbed[..., spec.rank :] = q[..., self.nope_dim :]
-        sums = attention(spec, absorbed, latents, wanted=wanted)
-        return self.ops.project(self.out, self.expand(sums).flatten(1))
+        attended = attention(spec, q.unflatten(1, (spec.num_heads, -1)), latents, wanted=wanted)
+        return self.ops.project(self.out, attended.flatten(1))
 
 
 def load_latent_attention(
@@ -108,11 +98,16 @@ def load_latent_attention(
     shape = c.num_heads * both, rank
     up = load_weight(weights, f"{prefix}kv_b_proj.weight", shape).rows(channels(heads, both)).dense()
     of_keys, of_values = up.view(len(heads), both, rank).split((nope, latent.value_dim), 1)
+    of_keys, of_values = of_keys.transpose(1, 2).contiguous(), of_values.contiguous()
     spec = LatentSpec(
         layer=layer,
         num_heads=len(heads),
         rank=rank,
         scale=c.attention_scale(layer),
+        of_keys=of_keys,
+        of_values=of_values,
+        absorb=ops.each_head(of_keys),
+        expand=ops.each_head(of_values),
         norm=weights.get(f"{prefix}kv_a_layernorm.weight", (rank,), fill=1.0),
         eps=_EPS,
         rotary=rotary,
@@ -123,9 +118,6 @@ def load_latent_attention(
         down=down,
         q_norm=q_norm,
         q_up=q_up,
-        absorb=ops.each_head(of_keys.transpose(1, 2).contiguous()),
         spec=spec,
-        expand=ops.each_head(of_values.contiguous()),
         out=load_linear(ops, weights, [f"{prefix}o_proj"], (c.hidden_size,), value_size, bias=False, inputs=values),
-        nope_dim=nope,
     )
