@@ -49,7 +49,8 @@ def attend_fresh(
     device: Device,
 ) -> tuple[Tensor, Tensor]:
     """See ``reference.attend_fresh``."""
-    (_, heads, values), program = v.shape, sizes.fresh
+    _, heads, values = v.shape
+    program = sizes.fresh_of(values)
     assert q.stride(2) == k.stride(2) == v.stride(2) == rotated.stride(1) == 1, "the last axis is contiguous"
     out = q.new_empty(len(q), heads, values)
     norms = torch.empty(len(q), heads, dtype=torch.float32, device=q.device)
