@@ -13,7 +13,7 @@ from rosebatch.io.image_column import images_of
 from rosebatch.io.images.references import ends_of
 from rosebatch.io.parse import Content
 from rosebatch.io.rows import PROMPT_FIELDS
-from rosebatch.io.whole_order import COMPARED
+from rosebatch.io.whole_order import COMPARED, FRONT
 
 
 class _Prompt(msgspec.Struct):
@@ -27,7 +27,8 @@ class _Prompt(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = msgspec.Raw()
 
 
-# The adapter comes last here, and first in a beginning: what one computes of a prompt is no other's.
+# The adapter comes last here, and first in a beginning: what one computes of a prompt is no other's, and not all may be
+# on the device.
 class _Row(_Prompt):
     lora: msgspec.Raw = msgspec.Raw()
 
@@ -78,7 +79,7 @@ class Beginnings:
         except (msgspec.MsgspecError, RowError, UnicodeError, RecursionError, TypeError):
             return b""
         *prompt, adapter = msgspec.structs.astuple(found)
-        return b"".join((adapter, *prompt))
+        return b"".join((_front(bytes(adapter)), *prompt))
 
     def _of_values(self, values: Mapping[str, Any]) -> bytes:
         field = self.columns.image_field
@@ -89,10 +90,15 @@ class Beginnings:
             prompt = next((values[name] for name in names if values.get(name) is not None), "")
         # What is not compared is not copied.
         return (
-            str(values.get("lora") or "").encode(errors="replace")
+            _front(str(values.get("lora") or "").encode(errors="replace"))
             + image
             + (prompt[:COMPARED].encode() if isinstance(prompt, str) else msgspec.json.encode(prompt, enc_hook=str))
         )
+
+
+def _front(adapter: bytes) -> bytes:
+    """An adapter's name, as long as is compared at once."""
+    return adapter.ljust(-(-len(adapter) // FRONT) * FRONT)
 
 
 def _image(value: Any) -> bytes:

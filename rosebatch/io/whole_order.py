@@ -25,6 +25,8 @@ from rosebatch.io.read_ahead import grouped
 _DEPTHS = tuple(accumulate(repeat(64, 23), lambda depth, step: depth + max(step, depth // 3)))
 # Bytes of a prompt that are compared at most.
 COMPARED = _DEPTHS[-1]
+# What is put in front of a prompt is so long, or a multiple: rows that have it in common follow each other.
+FRONT = _DEPTHS[0]
 _SPANS = ((0, _DEPTHS[0]), *pairwise(_DEPTHS))
 # Of a row's objects and digests.
 _ROW_BYTES = 400

@@ -302,9 +302,23 @@ def test_a_chat_begins_with_its_tools():
 
 def test_rows_of_an_adapter_begin_with_it():
     """What one computes of a beginning is no other's: their rows took turns."""
-    assert Beginnings(False, Columns())(b'{"prompt":"a","lora":"sql","model":"m"}') == b'"sql""a"'
-    assert Beginnings(True, Columns())(b'{"custom_id":"a","body":{"prompt":"a","model":"sql"}}') == b'"sql""a"'
-    assert Beginnings(False, Columns())({"prompt": "a", "lora": "sql"}) == b"sqla"
+    assert Beginnings(False, Columns())(b'{"prompt":"a","lora":"sql","model":"m"}') == b'"sql"'.ljust(64) + b'"a"'
+    assert (
+        Beginnings(True, Columns())(b'{"custom_id":"a","body":{"prompt":"a","model":"sql"}}')
+        == b'"sql"'.ljust(64) + b'"a"'
+    )
+    assert Beginnings(False, Columns())({"prompt": "a", "lora": "sql"}) == b"sql".ljust(64) + b"a"
+
+
+@pytest.mark.parametrize("name", ["{}", "an adapter whose name is longer than what is compared at once, number {}"])
+def test_rows_of_an_adapter_follow_each_other(name):
+    """With fewer slots than adapters, each was brought again for every few rows."""
+    lines = [{"prompt": "ab"[i % 2] * 99 + str(i), "lora": name.format("xyz"[i % 3])} for i in range(12)]
+    records = [Record(i, "", json.dumps(line).encode(), 200) for i, line in enumerate(lines)]
+    groups = in_whole_order(iter([records]), Beginnings(False, Columns()), list, 1 << 30)
+    found = [row.number for group in groups for row in group]
+    assert [number % 3 for number in found] == sorted(number % 3 for number in found)
+    assert sorted(found) == list(range(12))
 
 
 @pytest.mark.parametrize(
