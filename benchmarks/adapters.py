@@ -1,6 +1,7 @@
 """What LoRA adapters cost: the model alone, one merged, and rows that choose among those that are loaded.
 
-``python -m benchmarks.adapters [--model configs/models/llama-3.1-8b.toml] [--rows 256] [--adapters 64] [--rank 16]``.
+``python -m benchmarks.adapters [--model configs/models/llama-3.1-8b.toml] [--rows 256] [--seqs 256] [--adapters 64]
+[--max-loras 8]``.
 The weights are random, and so are adapters of all linears. One engine is loaded at a time; the last has all adapters,
 and its rows have none, one, and several in turn. Each line is JSON, the last one has the ratios to the model alone.
 """
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.options import options
+from rosebatch.bench.job_order import in_job_order
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
@@ -46,11 +48,13 @@ def main() -> None:
         model="configs/models/llama-3.1-8b.toml",
         device=("auto", "cuda", "cpu"),
         rows=256,
+        seqs=0,
         prompt=512,
         length=128,
         adapters=64,
         several=[8],
         rank=16,
+        max_loras=0,
         repeats=2,
         kv_cache_memory="32GiB",
         quantization="auto",
@@ -62,7 +66,8 @@ def main() -> None:
         load_format="dummy",
         device=given.device,
         quantization=given.quantization,
-        max_num_seqs=given.rows,
+        max_num_seqs=given.seqs or given.rows,
+        max_loras=given.max_loras or None,
         max_model_len=given.prompt + given.length,
         kv_cache_memory=given.kv_cache_memory,
         switches=switches,
@@ -154,11 +159,11 @@ def _run(engine: Engine, given: Any, used: int) -> dict[str, float]:
     ]
     stats = engine.restart_stats()
     began = time.perf_counter()
-    tokens = sum(len(done.token_ids) for done in engine.run(requests))
+    tokens = sum(len(done.token_ids) for done in engine.run(in_job_order(requests, engine)))
     seconds = time.perf_counter() - began
     assert tokens == given.rows * given.length, "all rows are computed"
-    parts = {"prompts": stats.prefill_seconds, "decodes": stats.decode_seconds}
-    return {"seconds": round(seconds, 3), **{name: round(each, 3) for name, each in parts.items()}}
+    parts = {"seconds": seconds, "prompts": stats.prefill_seconds, "decodes": stats.decode_seconds}
+    return {**{name: round(each, 3) for name, each in parts.items()}, "loads": stats.adapter_loads}
 
 
 def _end(engine: Engine) -> None:

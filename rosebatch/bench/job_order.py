@@ -17,12 +17,13 @@ def in_job_order(requests: Sequence[Request], engine: Engine) -> Iterable[Reques
 
 def _sorted(requests: Sequence[Request], engine: Engine) -> Iterator[Request]:
     rows = map(_row, range(len(requests)), requests)
-    for item in order.in_job_order(rows, engine.max_num_seqs, shares=engine.prefix_cache):
+    swaps = engine.scheduler.planner.adapters.slots > 0
+    for item in order.in_job_order(rows, engine.max_num_seqs, shares=engine.prefix_cache, by_adapter=swaps):
         assert isinstance(item, Prepared), "no request has failed"
         yield requests[item.row.index]
 
 
 def _row(index: int, request: Request) -> Prepared:
     prompt, sampling = request.prompt_token_ids, request.sampling
-    row = Row(index=index, where="", metadata={}, sampling=sampling, prompt_token_ids=prompt)
+    row = Row(index=index, where="", metadata={}, sampling=sampling, prompt_token_ids=prompt, lora=request.adapter)
     return Prepared(row, (PreparedPrompt(packed(prompt), sampling),))

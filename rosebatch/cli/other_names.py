@@ -77,9 +77,8 @@ _FLAGS = {
     "leave it out, progress and a report are shown unless --quiet is given": "-v --verbose --debug --log-level",
     "leave it out, a run without --resume replaces the output": "-y --overwrite --force",
     "use --lora NAME=FOLDER": "--enable-lora --lora-modules --lora-paths --lora-adapter --adapter",
-    "leave it out, all adapters are loaded with the model": (
-        "--max-loras --max-lora-rank --max-cpu-loras --max-loras-per-batch"
-    ),
+    "use --max-loras": "--max-loras-per-batch",
+    "leave it out, all adapters are loaded with the model": "--max-lora-rank --max-cpu-loras",
     "use rosebatch check": "--dry-run",
     "use --help": "-h",
     "use rosebatch --version": "-V",

@@ -139,6 +139,9 @@ class RunConfig:
         int | Literal["auto"],
         Flag("Max concurrent sequences. Default: by memory; in bench 256.", LIMITS, metavar="N|auto"),
     ] = "auto"
+    max_loras: Annotated[
+        int | None, Flag("Max adapters of a step, which a GPU holds. Default: all that fit.", LIMITS, rare=True)
+    ] = None
     max_num_batched_tokens: Annotated[
         int | None, Flag("Max tokens in a step. Default: 16384 on a GPU, 1024 on a CPU.", LIMITS, rare=True)
     ] = None
@@ -250,6 +253,7 @@ _MINIMA = {
     "tensor_parallel_size": 1,
     "max_model_len": 2,
     "max_num_seqs": 1,
+    "max_loras": 1,
     "max_num_batched_tokens": 1,
     "block_size": 1,
     "limit_images": 0,

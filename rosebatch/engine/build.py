@@ -18,7 +18,7 @@ from rosebatch.engine.drafts.chosen import choose_drafts, windows_may_draft
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.images import ImageEncoder
 from rosebatch.engine.long_rope import restart_policy
-from rosebatch.engine.plan import AdapterSlot, RestartPolicy
+from rosebatch.engine.plan import AdapterKey, RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes, StepPolicy
@@ -58,6 +58,7 @@ class LoadedModel:
         head: drafts for the model; None for no such drafts.
         adapters: that requests may name.
         adapter_rows: where the model's linears look for each row's; None for a model without adapters.
+        adapter_slots: of adapters that are there at a time; 0 for all.
     """
 
     model: Model
@@ -72,8 +73,9 @@ class LoadedModel:
     image_bytes: int = 0
     kept: MatrixBytes | None = None
     head: Eagle3Head | None = None
-    adapters: Mapping[str, AdapterSlot] = field(default_factory=lambda: MappingProxyType({}))
+    adapters: Mapping[str, AdapterKey] = field(default_factory=lambda: MappingProxyType({}))
     adapter_rows: AdapterRows | StackedRows | None = None
+    adapter_slots: int = 0
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -154,6 +156,7 @@ def build_engine(
         math.lcm(*(spec.chunk_unit for spec in model.mixers)),
         has_states=loaded.has_states,
         whole_images=whole_images,
+        adapter_slots=loaded.adapter_slots,
     )
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]
@@ -228,6 +231,7 @@ def _scheduler(
     *,
     has_states: bool,
     whole_images: bool,
+    adapter_slots: int,
 ) -> Scheduler:
     """The scheduler of what memory has room for. Sequences with states share what there are snapshots for."""
     shares = memory.snapshots > 0 or not has_states
@@ -246,6 +250,7 @@ def _scheduler(
         chunk_unit=chunk_unit,
         snapshots=memory.snapshots,
         whole_images=whole_images,
+        adapter_slots=adapter_slots,
     )
 
 

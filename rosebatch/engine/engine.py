@@ -16,7 +16,7 @@ from rosebatch.engine.drafts.drafter import Drafter
 from rosebatch.engine.drafts.window_drafter import WindowDrafter
 from rosebatch.engine.metrics.outlook import Outlook, bin_of
 from rosebatch.engine.metrics.stats import EngineStats
-from rosebatch.engine.plan import NO_ADAPTER, AdapterSlot, DecodeWindow, PackedStep, StepPlan, StepResult
+from rosebatch.engine.plan import NO_ADAPTER, AdapterKey, DecodeWindow, PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampling.masks import fill_masks, only_mask
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState, stop_ids_of
@@ -63,7 +63,7 @@ class Engine:
         generates: bool = True,
         pooling: ModelPooling = PLAIN_POOLING,
         drafter: Drafter | WindowDrafter | None = None,
-        adapters: Mapping[str, AdapterSlot] = MappingProxyType({}),
+        adapters: Mapping[str, AdapterKey] = MappingProxyType({}),
     ) -> None:
         separate = isinstance(scheduler.planner.policy, SeparateDecodes)
         assert separate or not async_depth, "mixed steps need the tokens of the step before"

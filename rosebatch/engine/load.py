@@ -9,12 +9,11 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.build import LoadedEngine, LoadedModel, build_engine
-from rosebatch.engine.cache.memory import (
-    batched_tokens,
-)
+from rosebatch.engine.cache.memory import adapter_slots, batched_tokens, memory_of
 from rosebatch.engine.drafts.window_drafter import QUERIES, WindowDrafter
 from rosebatch.engine.images import ImageEncoder, image_bytes, kept_bytes, together
-from rosebatch.engine.plan import AdapterSlot
+from rosebatch.engine.metrics.roofline import weight_bytes
+from rosebatch.engine.plan import AdapterKey
 from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, padded_size
 from rosebatch.engine.triton_runner.runner import TritonRunner
@@ -77,10 +76,12 @@ def load_engine(
             tokens = batched_tokens(limits, device.type)
             rows = padded_size(tokens) if tokens <= MAX_PADDED_TOKENS else tokens
             group.prepare(rows, source.config.hidden_size, source.dtype)
+    minimum = group.all_min if group else list[int]
     adapter_rows: AdapterRows | StackedRows | None = None
+    slots = 0
     if source.by_row:
-        by_triton = device.type == "cuda" and switches.paged_attention
-        adapter_rows = StackedRows(len(source.by_row), switches) if by_triton else AdapterRows()
+        (slots,) = minimum([resident_adapters(source, limits, switches, device)])
+        adapter_rows = StackedRows(slots, switches) if stacks_adapters(switches, device) else AdapterRows()
         ops = by_row(ops, adapter_rows)
     hashed = hash_compiler() if device.type == "cuda" else None
     model, pooling_heads = source.build(ops, device), source.build_pooling_heads(ops, device)
@@ -88,7 +89,6 @@ def load_engine(
     waits = model.waits if isinstance(model, Fallback) else None
     if waits is not None:
         switches = replace(switches, cuda_graph=False)
-    minimum = group.all_min if group else list[int]
     taken = image_bytes(source, limits, batched_tokens(limits, device.type))
     loaded = LoadedModel(
         model,
@@ -103,8 +103,9 @@ def load_engine(
         image_bytes=taken,
         kept=source.quantization.kept(switches, device.type, source.dtype),
         head=source.build_head(model, ops, device),
-        adapters={name: AdapterSlot(number, salt) for number, (name, salt) in enumerate(source.salts.items(), 1)},
+        adapters={name: AdapterKey(number, salt) for number, (name, salt) in enumerate(source.salts.items(), 1)},
         adapter_rows=adapter_rows,
+        adapter_slots=slots if slots < len(source.by_row) else 0,
     )
     built = build_engine(loaded, limits, switches, minimum, drive)
     if hashed is not None:
@@ -113,6 +114,24 @@ def load_engine(
     warms_up = switches.parallel_compile and switches.cuda_graph and source.has_head and group is None
     is_compiled = warms_up and _warm_up(built, source, limits, switches)
     return replace(built, waits=waits, is_compiled=is_compiled)
+
+
+def stacks_adapters(switches: Switches, device: torch.device) -> bool:
+    """Whether kernels add what adapters do: then these are in slots of stacks."""
+    return device.type == "cuda" and switches.paged_attention
+
+
+def resident_adapters(source: ModelSource, limits: RunConfig, switches: Switches, device: torch.device) -> int:
+    """How many of the adapters that rows choose may be in a step; on a GPU, those that are there at a time.
+
+    It is asked before the weights are there.
+    """
+    count, ranks = len(source.by_row), limits.tensor_parallel_size
+    if not stacks_adapters(switches, device):
+        return min(count, limits.max_loras or count)
+    kept = source.quantization.kept(switches, device.type, source.dtype)
+    weights = weight_bytes(source.config, source.dtype.itemsize, kept) // ranks
+    return min(count, adapter_slots(source.adapter_slot_bytes // ranks, limits, memory_of(device).after(weights)))
 
 
 def _image_encoder(
@@ -139,7 +158,8 @@ def _warm_up(built: LoadedEngine, source: ModelSource, limits: RunConfig, switch
         return False
     tokens, width = engine.max_num_batched_tokens, runner.slots.width
     # Triton compiles for widths that are multiples of 16, and for others.
-    of_model = source.config, source.dtype, source.quantization.identity, source.adapter_ranks
+    slots = 0 if runner.adapters is None else runner.adapters.count
+    of_model = source.config, source.dtype, source.quantization.identity, source.adapter_ranks, slots
     shape = *of_model, switches, limits.sampler, engine.max_num_seqs, built.block_size, limits.speculative
     forces = engine.scheduler.planner.forces > 0
     queries = QUERIES if isinstance(engine.drafter, WindowDrafter) else ()

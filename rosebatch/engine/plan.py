@@ -32,7 +32,7 @@ BlockCopy = tuple[int, int, int]
 HostCopy = tuple[int, int]
 
 
-class AdapterSlot(NamedTuple):
+class AdapterKey(NamedTuple):
     """An adapter of the model.
 
     Attributes:
@@ -44,7 +44,7 @@ class AdapterSlot(NamedTuple):
     salt: bytes
 
 
-NO_ADAPTER = AdapterSlot(0, b"")
+NO_ADAPTER = AdapterKey(0, b"")
 
 
 class SequenceSpec(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         guided: whether a grammar decides which tokens may come next.
         has_features: whether its logits are more than sampled: penalties, biases, log-probabilities.
         salt: what decides its keys besides tokens and images. Sequences share blocks only if their salts are equal.
-        adapter: the slot of the one that it is computed with; 0 for the model alone.
+        adapter: the number of the one that it is computed with; 0 for the model alone.
         restart_len: number of tokens with which it is computed again from the start; None for never.
         pooling: what becomes of its hidden states; None if they are not pooled.
         classifies: whether the pooled states go through the model's classifier.
@@ -190,6 +190,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
         restores: blocks to copy back from the host after that.
         state_loads: (slot of a snapshot, sequence) whose states to copy before the forward pass.
         state_saves: (sequence, slot of a snapshot) whose states to copy after it.
+        adapter_loads: (adapter, slot of the stack that it gets), before all that this plan computes.
         started: sequences that this plan computes for the first time, or again after it lost its blocks.
         released: ids that the runner may forget: no later plan has them, unless they are started again.
         num_preempted: how many of the released ones lost their blocks to others, and wait again.
@@ -202,6 +203,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     restores: tuple[HostCopy, ...] = ()
     state_loads: tuple[tuple[int, int], ...] = ()
     state_saves: tuple[tuple[int, int], ...] = ()
+    adapter_loads: tuple[tuple[int, int], ...] = ()
     started: tuple[SequenceSpec, ...] = ()
     released: tuple[int, ...] = ()
     num_preempted: int = 0

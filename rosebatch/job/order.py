@@ -23,11 +23,14 @@ def in_job_order(
     max_bytes: int = DEFAULT_BYTES,
     *,
     shares: bool = True,
+    by_adapter: bool = False,
     expects_rows: Callable[[], bool] = lambda: True,
 ) -> Iterator[Prepared | FailedRow | None]:
     """``in_good_order`` for an engine that runs so many sequences at a time: twice as many rows are a window."""
     ahead = min(ROWS_AHEAD * slots, _MAX_AHEAD)
-    return in_good_order(items, 2 * slots, max_bytes, ahead, shares=shares, expects_rows=expects_rows)
+    return in_good_order(
+        items, 2 * slots, max_bytes, ahead, shares=shares, by_adapter=by_adapter, expects_rows=expects_rows
+    )
 
 
 def in_good_order(
@@ -37,6 +40,7 @@ def in_good_order(
     ahead: int = 0,
     *,
     shares: bool = True,
+    by_adapter: bool = False,
     expects_rows: Callable[[], bool] = lambda: True,
 ) -> Iterator[Prepared | FailedRow | None]:
     """Reorder a window of rows at a time, so that prompts with the same beginning follow each other.
@@ -52,10 +56,14 @@ def in_good_order(
 
     Where prompts do not share what is computed for their beginnings (``shares``), only this second rule counts.
 
+    Where not all adapters are on the device (``by_adapter``), rows of one follow each other before all else, in windows
+    of all rows that are held. A window begins with the adapter with which the last one ended.
+
     A source that has None and ``expects_rows`` no more is like one that has ended, until it has a row again.
     """
     held = handed = 0
     ended = last = False
+    adapter = b""
     limit = max(ahead, window)
     # Read, and in no window yet.
     waiting: deque[Prepared | FailedRow] = deque()
@@ -75,7 +83,8 @@ def in_good_order(
     def in_order(rows: Sequence[Prepared | FailedRow]) -> deque[Prepared | FailedRow]:
         # To compare what all begin with took 7 µs a row.
         behind = _not_compared(rows) if shares else 0
-        return deque(sorted(rows, key=partial(_place, shares=shares, longest_first=last, behind=behind)))
+        begins = adapter if by_adapter else None
+        return deque(sorted(rows, key=partial(_place, shares=shares, longest_first=last, behind=behind, begins=begins)))
 
     read(window)
     while waiting or not ended:
@@ -83,12 +92,13 @@ def in_good_order(
             yield None
             read(window)
             continue
-        count = len(waiting) if last else min(window, len(waiting))
+        count = len(waiting) if last or (by_adapter and handed) else min(window, len(waiting))
         left = in_order([waiting.popleft() for _ in range(count)])
         while left:
             item = left.popleft()
             held -= size_of(item)
             handed += 1
+            adapter = _adapter_of(item) if isinstance(item, Prepared) else adapter
             yield item
             del item
             if ended or (last and not expects_rows()):
@@ -116,21 +126,28 @@ def _not_compared(rows: Sequence[Prepared | FailedRow]) -> int:
     return common if sum(map(len, ids)) <= 2 * common * len(ids) else 0
 
 
+def _adapter_of(item: Prepared) -> bytes:
+    """The name of the row's adapter; empty for the model alone."""
+    return (item.row.lora or "").encode(errors="replace")
+
+
 def _place(
-    item: Prepared | FailedRow, *, shares: bool, longest_first: bool, behind: int
-) -> tuple[bool, int, bytes, "array[int]"]:
+    item: Prepared | FailedRow, *, shares: bool, longest_first: bool, behind: int, begins: bytes | None = None
+) -> tuple[bool, bool, bytes, int, bytes, "array[int]"]:
     """By what rows are sorted: those that have failed first, then by adapters and images, then by their token ids.
 
-    Arrays compare as quickly as bytes where they differ early, and need no copy.
+    Arrays compare as quickly as bytes where they differ early, and need no copy. With ``begins``, adapters come before
+    lengths, and this one is the first.
     """
     if isinstance(item, FailedRow):
-        return False, 0, b"", _NO_IDS
-    row = item.row
+        return False, False, b"", 0, b"", _NO_IDS
+    row, adapter = item.row, _adapter_of(item)
+    wraps, first = (False, b"") if begins is None else (adapter < begins, adapter)
     length = -length_class(row) if longest_first else 0
     if not shares:
-        return True, length, b"", _NO_IDS
+        return True, wraps, first, length, b"", _NO_IDS
     # Questions about one image follow each other, whatever they are; keys of one adapter are no other's.
     image = ends_of(row.images[0].source) if row.images else b""
-    front = b"%s %s" % (row.lora.encode(errors="replace"), image) if row.lora else image
+    front = b"%s %s" % (adapter, image) if adapter else image
     token_ids = _token_ids(item)
-    return True, length, front, token_ids[behind:] if behind else token_ids
+    return True, wraps, first, length, front, token_ids[behind:] if behind else token_ids

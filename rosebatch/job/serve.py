@@ -93,7 +93,12 @@ def serve(
         if not in_order and engine.generates:
             # Prompts of an encoder share nothing, and none takes long: they need not wait for a window of others.
             source = in_job_order(
-                source, engine.max_num_seqs, max_bytes // 4, shares=engine.prefix_cache, expects_rows=expects_rows
+                source,
+                engine.max_num_seqs,
+                max_bytes // 4,
+                shares=engine.prefix_cache,
+                by_adapter=engine.scheduler.planner.adapters.slots > 0,
+                expects_rows=expects_rows,
             )
         if grammars is not None:
             source = with_grammars(source, grammars, check, seconds, max_bytes // 8)

@@ -44,7 +44,8 @@ class Wanted:
         image_bytes: that images may take in each process, see ``rosebatch.engine.images.image_bytes``.
         small_image_bytes: the same with ``--max-pixels`` of ``SMALL_IMAGE``.
         draft_weights, draft_planes: of a head for drafts: numbers, and what it keeps of each token.
-        adapter_bytes: of adapters that rows choose, in all processes together.
+        adapter_bytes: of adapters that rows choose, in all processes together: of those that are there at a time.
+        adapters, adapter_slots: how many rows choose from, and how many may be in a step.
     """
 
     name: str
@@ -60,6 +61,8 @@ class Wanted:
     draft_weights: int = 0
     draft_planes: tuple[Planes, ...] = ()
     adapter_bytes: int = 0
+    adapters: int = 0
+    adapter_slots: int = 0
 
     def weights(self, device: str) -> int:
         """Bytes of weights in each process."""
@@ -107,6 +110,8 @@ class Fit:
         allowed = f" (the model allows {model})" if self.longest < model else ""
         few = f", {self.longest_together} of that length" if self.longest_together < self.together else ""
         form = " (fp8)" if wanted.config.kv_cache_dtype == "fp8" else ""
+        if wanted.adapter_slots < wanted.adapters:
+            weights += f" with {wanted.adapter_slots} of {wanted.adapters} adapters at a time"
         weights += _images(wanted)
         kept = f"{gib(self.cache)} of KV cache{form}" if wanted.config.kv_planes else "no KV cache,"
         room = f"{kept} for a row of up to {counted(self.longest, 'token')}{allowed}"
@@ -135,6 +140,25 @@ def find_fit(wanted: Wanted, memory: DeviceMemory) -> Fit:
         ways = " or ".join([f"--max-model-len {fit.longest}", *_longer(wanted, memory)])
         raise FlagError(f"--max-model-len {asked}: a row of so many tokens does not fit: {room}; {ways} would")
     return fit
+
+
+def require_room_for_adapters(count: int, size: int, free: int) -> None:
+    """Check that the host has room for adapters that the GPU has none for.
+
+    Args:
+        count: of the run.
+        size: bytes of one.
+        free: bytes of the host's memory.
+
+    Raises:
+        FlagError: it has not.
+    """
+    if count * size > free:
+        most = max(free // size, 1)
+        raise FlagError(
+            f"--lora: {count} adapters take {gib(count * size)} of the host's memory, {gib(free)} is free: "
+            f"give each run {counted(most, 'adapter')} at most"
+        )
 
 
 def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:

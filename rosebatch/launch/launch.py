@@ -126,6 +126,7 @@ def load(plan: LaunchPlan) -> Launched:
         "load_format": source.load_format,
         "model_impl": source.model_impl,
         "lora": source.adapter_names or None,
+        "max_loras": loaded.engine.scheduler.planner.adapters.slots or len(source.by_row) or None,
         "speculative": config.speculative,
         "speculative_model": config.speculative_model,
         "device": plan.device.type,

@@ -18,10 +18,11 @@ from rosebatch.core.words import counted
 from rosebatch.engine.build import choose_block_size
 from rosebatch.engine.cache.memory import batched_tokens, memory_of
 from rosebatch.engine.images import image_bytes
-from rosebatch.engine.load import pick_device
+from rosebatch.engine.load import pick_device, resident_adapters, stacks_adapters
+from rosebatch.host.memory import host_memory
 from rosebatch.io.row_adapters import RowAdapters
 from rosebatch.launch.drafts import require_drafts
-from rosebatch.launch.fit import SMALL_IMAGE, Fit, Wanted, find_fit
+from rosebatch.launch.fit import SMALL_IMAGE, Fit, Wanted, find_fit, require_room_for_adapters
 from rosebatch.model.fingerprint import tokenizer_fingerprint
 from rosebatch.model.hub import parse_hub_id
 from rosebatch.model.source import OF_GGUF, ModelSource, find_model, find_tokenizer
@@ -136,6 +137,10 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
     source, gpus = plan.source, torch.cuda.device_count()
     block_size = choose_block_size(config, plan.device)
     tokens = batched_tokens(config, plan.device.type)
+    slots = resident_adapters(source, config, plan.switches, plan.device)
+    stacks = stacks_adapters(plan.switches, plan.device)
+    if stacks and slots < len(source.by_row):
+        require_room_for_adapters(len(source.by_row), source.adapter_slot_bytes, host_memory().free)
     smaller = replace(config, max_pixels=min(config.max_pixels or SMALL_IMAGE, SMALL_IMAGE))
     wanted = Wanted(
         source.name,
@@ -150,7 +155,9 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
         image_bytes(source, smaller, tokens),
         0 if source.head is None else source.head.num_weights,
         source.draft_planes,
-        source.adapter_bytes(plan.device.type),
+        slots * source.adapter_slot_bytes if stacks else source.adapter_bytes,
+        len(source.by_row),
+        slots,
     )
     fit = find_fit(wanted, memory_of(plan.device))
     if weights or config.model is None or parse_hub_id(config.model) is None:

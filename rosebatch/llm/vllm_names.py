@@ -30,7 +30,6 @@ _IGNORED = {
     "lora_extra_vocab_size",
     "max_cpu_loras",
     "max_lora_rank",
-    "max_loras",
     "max_seq_len_to_capture",
     "swap_space",
     "trust_remote_code",

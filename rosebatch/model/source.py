@@ -90,16 +90,19 @@ class ModelSource:
 
     @property
     def by_row(self) -> tuple[Adapter, ...]:
-        """Several adapters, by slot; empty if there is one, or none."""
+        """Several adapters, by their numbers; empty if there is one, or none."""
         return self.adapters if len(self.adapters) > 1 else ()
 
-    def adapter_bytes(self, device: str) -> int:
-        """What those of ``by_row`` take beside the weights, at most. On a GPU all have the ranks of the largest."""
-        if device == "cpu":
-            return sum(adapter.by_row_numbers for adapter in self.by_row) * self.dtype.itemsize
+    @property
+    def adapter_bytes(self) -> int:
+        """What all of ``by_row`` take beside the weights, at most, if each has products of its own."""
+        return sum(adapter.by_row_numbers for adapter in self.by_row) * self.dtype.itemsize
+
+    @property
+    def adapter_slot_bytes(self) -> int:
+        """Of a slot of a stack for kernels, which has room for any of ``by_row``."""
         sizes = {name: each.a.shape[1] + each.b.shape[0] for own in self.by_row for name, each in own.pairs}
-        ranks = stacked_ranks(max(self.adapter_ranks, default=0))
-        return len(self.by_row) * ranks * sum(sizes.values()) * self.dtype.itemsize
+        return stacked_ranks(max(self.adapter_ranks, default=0)) * sum(sizes.values()) * self.dtype.itemsize
 
     @property
     def adapter_ranks(self) -> tuple[int, ...]:

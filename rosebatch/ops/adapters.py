@@ -25,7 +25,7 @@ class AdapterRows:
     """Which rows of the step under way have which adapter. All linears of a model share one, which the runner sets.
 
     Attributes:
-        of_slots: slots of adapters, counted from 1, each with the numbers of its rows ``[R]`` int64.
+        of_slots: numbers of adapters, counted from 1, each with the numbers of its rows ``[R]`` int64.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class StackedRows:
     """The same for kernels, which a graph holds: the numbers are on the device alone.
 
     Args:
-        count: adapters.
+        count: slots of adapters. Each has one of its own, or they are loaded into slots as plans say.
         switches: of the run.
     """
 
@@ -66,6 +66,25 @@ class StackedRows:
         self.gated: Callable[..., Tensor] = partial(kernel.gated, sizes=sizes, device=device)
         self.sort: Callable[[Tensor], Rows] = partial(kernel.sort_rows, count=count, sizes=sizes, device=device)
         self._of: dict[int, Rows] = {}
+        # A and B of all adapters on the host, pinned, and of those in slots on the device.
+        self._shelves: list[tuple[Tensor, Tensor]] = []
+        self._slot_of: dict[int, int] = {}
+
+    def resident(self, of_all: Tensor, device: torch.device) -> Tensor:
+        """``[N, ...]`` on the host, of all adapters -> what their slots have on the device: zeros at first."""
+        there = torch.zeros(self.count, *of_all.shape[1:], dtype=of_all.dtype, device=device)
+        self._shelves.append((of_all, there))
+        return there
+
+    def load(self, adapter: int, slot: int) -> None:
+        """Put an adapter into a slot, behind all that was launched before; both are counted from 1."""
+        for of_all, there in self._shelves:
+            there[slot - 1].copy_(of_all[adapter - 1], non_blocking=True)
+        self._slot_of[adapter] = slot
+
+    def slot_of(self, adapter: int) -> int:
+        """Where an adapter is that was loaded, or has a slot of its own; 0 is the model alone."""
+        return self._slot_of.get(adapter, adapter)
 
     def set(self, *slots: Tensor) -> None:
         """Take the next step; without rows, none has an adapter.

@@ -114,7 +114,8 @@ def test_a_hub_id(generate, adapter, merged, monkeypatch, tmp_path):
         (["--lora", "a=adapter", "--model-impl", "transformers"], "transformers' own code runs this model"),
         (["--lora-modules", "a=adapter"], "use --lora NAME=FOLDER"),
         (["--enable-lora"], "use --lora NAME=FOLDER"),
-        (["--max-loras", "4"], "leave it out, all adapters are loaded with the model"),
+        (["--max-cpu-loras", "4"], "leave it out, all adapters are loaded with the model"),
+        (["--max-loras", "0"], "max-loras"),
         (["--lora", "a=other"], "other.lora_A.weight' has no place in the model, nor have 1 others"),
     ],
 )

@@ -90,6 +90,8 @@ def texts(result):
         ["-dp", 2],
         ["--max-num-seqs", 3, "--max-num-batched-tokens", 16],
         ["--no-prefix-cache", "--no-trim-last-layer"],
+        ["--max-loras", 1],
+        ["--max-loras", 2, "--max-num-seqs", 3, "-tp", 2],
         pytest.param(["--no-batch-invariant"], marks=pytest.mark.thorough),
     ],
 )
@@ -98,10 +100,11 @@ def test_rows_of_all_adapters_in_one_batch(generate, flags, lines, expected, opt
     assert texts(generate(lines, *flags, *options)) == expected
 
 
-def test_preempted_rows_and_several_answers(folders, lines, merged, model_folder):
+@pytest.mark.parametrize("most", [None, 1, 2])
+def test_preempted_rows_and_several_answers(folders, lines, merged, model_folder, most):
     """A sequence is computed again with its adapter, and forks have their first one's."""
     limits = {"block_size": 16, "kv_cache_memory": 18 * 16 * 2 * 2 * 2 * 8 * 4, "max_num_batched_tokens": 40}
-    with LLM(model_folder, dtype="float32", device="cpu", lora=folders, **limits) as llm:
+    with LLM(model_folder, dtype="float32", device="cpu", lora=folders, max_loras=most, **limits) as llm:
         prompts = [{"prompt": line["prompt"], "lora": line.get("lora")} for line in lines]
         outputs = llm.generate(prompts, SamplingParams(max_tokens=60, n=2))
         with llm.exclusive() as launched:
@@ -192,9 +195,23 @@ def test_a_report_and_a_check(cli, flags, lines, model_folder, tmp_path):
     assert model == "adapters: one (4), three (4), two (4)"
     checked = cli("check", source, *options)
     assert checked.code == 0 and "cpu, with one, three, two by --lora" in checked.err + checked.out
+    assert "at a time" not in checked.err + checked.out + result.err
 
 
-def test_a_resumed_run(generate, flags, folders, lines, expected, tmp_path, monkeypatch):
+def test_a_report_and_a_check_of_slots(cli, flags, lines, model_folder, tmp_path):
+    """How many adapters were there at a time, and how often one was brought."""
+    source, report = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "report.json"
+    options = ["--model", model_folder, *flags, "--max-loras", 2]
+    result = cli("generate", source, "-o", tmp_path / "out.jsonl", "--report", report, *options)
+    found = json.loads(report.read_text())
+    assert (found["engine"]["max_loras"], found["adapter_loads"]) == (2, 3)
+    assert "adapters: one (4), three (4), two (4); 2 at a time, 3 loads" in result.err
+    checked = cli("check", source, *options)
+    assert checked.code == 0 and "with 2 of 3 adapters at a time" in checked.err + checked.out
+
+
+@pytest.mark.parametrize("given", [[], ["--max-loras", 1]], ids=str)
+def test_a_resumed_run(generate, flags, folders, lines, expected, tmp_path, monkeypatch, given):
     """Rows of a run that broke off stay; one with other contents by the same name is another model's."""
     target, steps, step = tmp_path / "out.jsonl", count(), Engine.step
 
@@ -203,7 +220,7 @@ def test_a_resumed_run(generate, flags, folders, lines, expected, tmp_path, monk
             raise UserError("broken off")
         return step(self)
 
-    options = ["-o", target, *flags, "--max-num-seqs", 4]
+    options = ["-o", target, *flags, "--max-num-seqs", 4, *given]
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "step", step_or_end)
         assert "broken off" in generate(lines, *options).err

@@ -13,7 +13,7 @@ from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.cache.windows import window_groups
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import restart_policy
-from rosebatch.engine.plan import AdapterSlot
+from rosebatch.engine.plan import AdapterKey
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
@@ -269,7 +269,7 @@ def make_engine(name, runner_of, *, async_depth=0, blocks=60, budget=10, adapter
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
         async_depth=async_depth,
-        adapters={str(number): AdapterSlot(number, bytes([number])) for number in range(1, adapters + 1)},
+        adapters={str(number): AdapterKey(number, bytes([number])) for number in range(1, adapters + 1)},
     )
 
 
@@ -283,7 +283,7 @@ def plain_engine(name, blocks=60, host_blocks=0, adapters=0, **scheduling):
     return make_engine(name, runner_of, blocks=blocks, host_blocks=host_blocks, adapters=adapters, **scheduling)
 
 
-def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10, adapters=0, **scheduling):
+def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10, adapters=0, adapter_slots=0, **scheduling):
     """As a GPU would run it, graphs excepted, with the switches named in ``off`` off and those in ``on`` on."""
     served = {f.name for f in fields(Switches) if "cuda" in f.metadata["devices"]}
     assert served >= {*off, *on}
@@ -292,7 +292,7 @@ def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10, adap
     window = 4 if switches.fused_sampler and switches.late_results else 1
 
     def runner_of(config):
-        ops, rows = select(switches, "cuda"), StackedRows(adapters, switches) if adapters else None
+        ops, rows = select(switches, "cuda"), StackedRows(adapter_slots or adapters, switches) if adapters else None
         model = build(name, ops if rows is None else by_row(ops, rows), adapters=adapters)
         kernels = device_ops(switches)
         cache = make_cache(model, blocks + 1, ops)
@@ -319,6 +319,7 @@ def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10, adap
         name,
         runner_of,
         adapters=adapters,
+        adapter_slots=adapter_slots,
         async_depth=int(switches.late_results),
         blocks=blocks,
         policy=SeparateDecodes(window),

@@ -1,15 +1,20 @@
 """How memory is divided: limits are followed to the letter, and a small GPU is not overrun by a single step."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 import torch
 
 from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache.host_store import BUFFER_BYTES
 from rosebatch.engine.cache.kv_cache import bytes_for_longest, bytes_per_block
 from rosebatch.engine.cache.memory import DeviceMemory, plan_memory, share_memory, step_bytes
+from rosebatch.engine.load import resident_adapters
+from rosebatch.model.quantization.chosen import PLAIN
 
 # Of the size of Llama-3.1-8B.
 LARGE = ModelConfig(
@@ -48,6 +53,33 @@ def plan(limits=None, block_size=64, device="cuda", layers=LARGE.kv_planes):
 
 
 BLOCK = bytes_per_block(LARGE.kv_planes, 64, BF16)
+
+
+@pytest.mark.parametrize(
+    ("size", "limits", "expected"),
+    [
+        # A quarter of 56 GiB beside the weights.
+        (GIB, {}, 14),
+        (GIB, {"gpu_memory_utilization": 0.6}, 8),
+        (GIB, {"max_loras": 3}, 3),
+        (GIB, {"max_loras": 99}, 40),
+        (2**20, {}, 40),
+        # One has to be there, however large.
+        (99 * GIB, {}, 1),
+    ],
+)
+def test_adapters_at_a_time(monkeypatch, size, limits, expected):
+    """All were loaded, and K and V had no room."""
+    gpu(free=80 * GIB)
+    monkeypatch.setattr("rosebatch.engine.load.memory_of", lambda device: MEMORIES[device.type])
+    monkeypatch.setattr("rosebatch.engine.load.weight_bytes", lambda *_: 16 * GIB)
+    source = SimpleNamespace(by_row=range(40), adapter_slot_bytes=size, config=LARGE, dtype=BF16, quantization=PLAIN)
+    switches = Switches.resolve({}, "cuda")
+    assert resident_adapters(source, RunConfig(**limits), switches, torch.device("cuda")) == expected
+    # Products of all are there, whatever the limit.
+    host(free=GIB)
+    on_cpu = resident_adapters(source, RunConfig(**limits), Switches.resolve({}, "cpu"), torch.device("cpu"))
+    assert on_cpu == min(limits.get("max_loras", 40), 40)
 
 
 def test_a_large_gpu():

@@ -10,6 +10,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
+from msgspec import structs
 
 from rosebatch.engine.long_rope import LONG, LongRope
 from rosebatch.engine.plan import GONE, StepResult
@@ -32,7 +33,7 @@ GROUPS = 4
 _EVENTS = (
     *("preemptions", "copies", "hits", "resumed", "partial", "stop"),
     *("length", "forks", "gone", "windows", "started over", "accepted", "rejected", "saved", "restored", "kept"),
-    *("snapshots", "loads", "overwritten", "state forks"),
+    *("snapshots", "loads", "overwritten", "state forks", "adapters", "passed"),
 )
 
 
@@ -66,6 +67,7 @@ class CheckingRunner(Follower):
         self.tables, self.cache = BlockTables(len(windows)), [{} for _ in windows]
         self.prefixes, self.tokens, self.host = Prefixes(), {}, {}
         self.has_states, self.states, self.snapshots = has_states, {}, {}
+        self.adapters, self.needs_loads = {}, False
 
     def first_read(self, chunk, group):
         """The first position that the first token of a chunk sees."""
@@ -84,7 +86,8 @@ class CheckingRunner(Follower):
         assert (self.specs[chunk.id].salt == LONG) == is_long
         prefixes = self.prefixes.of(tokens[: chunk.start] + list(chunk.token_ids))
         made = [num_prompt_tokens if self.exact and i >= num_prompt_tokens else None for i in range(chunk.end)]
-        return [(*each, is_long) for each in zip(prefixes, made, strict=True)]
+        adapter = self.specs[chunk.id].adapter
+        return [(*each, is_long, adapter) for each in zip(prefixes, made, strict=True)]
 
     def run(self, plan, frozen):
         """``frozen`` are full blocks, (group, block), computed before this step and still held: not to be written."""
@@ -94,6 +97,8 @@ class CheckingRunner(Follower):
         assert (self.tables.specs, self.tables.blocks) == (self.specs, self.blocks)
         for spec in plan.started:
             self.tokens.setdefault(spec.id, list(spec.prompt_token_ids))
+        self.adapters |= {slot: adapter for adapter, slot in plan.adapter_loads}
+        assert self.needs_loads <= ({spec.adapter for spec in self.specs.values()} - {0} <= {*self.adapters.values()})
         for block, kept in plan.saves:
             self.host[kept] = [self.cache[0].get(block * size + i) for i in range(size)]
         for group, block in plan.wipes:
@@ -205,11 +210,14 @@ def run_once(seed):
         restarts=LongRope(trained_len, 10**6) if trained_len else None,
         host_blocks=rng.choice([4, 100]) if [pool.window for pool in pools] == [0] and not has_states else 0,
         snapshots=rng.choice([1, 2, 8]) if has_states else 0,
+        adapter_slots=0 if trained_len else rng.choice([0, 1, 2, 3]),
     )
+    adapter_slots = scheduler.planner.adapters.slots
     capacity = scheduler.max_sequence_len or num_blocks * block_size
     runner = CheckingRunner(
         block_size, scheduler.prefixes.exact, [pool.window for pool in pools], trained_len, has_states
     )
+    runner.needs_loads = adapter_slots > 0
     prompts = random_prompts(rng, longest=min(capacity - 1, 40))
     stop = frozenset({0}) if rng.random() < 0.5 else frozenset()
     max_samples = rng.choice([1, 1, 2, 5])
@@ -218,6 +226,9 @@ def run_once(seed):
         limit, samples = rng.randint(1, 24), rng.randint(1, max_samples)
         ends, number = {"max_tokens": limit, "max_model_len": capacity, "eos": stop}, len(sequences)
         first, *forks = (make_sequence(prompt, id=number + i, sample=i, **ends) for i in range(samples))
+        adapter = 0 if trained_len else rng.randint(0, 5)
+        for sequence in (first, *forks):
+            sequence.spec = structs.replace(sequence.spec, adapter=adapter, salt=b"x" * adapter)
         first.forks = forks
         pending.append(first)
         sequences |= {sequence.id: sequence for sequence in (first, *forks)}
@@ -252,6 +263,10 @@ def run_once(seed):
         counts["restored"] += len(plan.restores)
         counts["snapshots"] += len(plan.state_saves)
         counts["loads"] += len(plan.state_loads)
+        counts["adapters"] += len(plan.adapter_loads)
+        assert all(1 <= slot <= adapter_slots for _, slot in plan.adapter_loads)
+        begun = max((spec.id for spec in plan.started), default=0)
+        counts["passed"] += adapter_slots > 0 and any(s.id < begun for s in scheduler.queues.waiting)
         counts["overwritten"] += len(used.intersection(slot for _, slot in plan.state_saves))
         used.update(slot for _, slot in plan.state_saves)
         counts["started over"] += sum(bool(spec.salt) and spec.id in plan.released for spec in plan.started)

@@ -73,6 +73,64 @@ def test_tokens_after_a_preemption(name):
     assert engine.stats.preemptions > 0
 
 
+FIVE = ("1", "2", "", "3", "4", "5")
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_adapters_that_do_not_fit(name, slots):
+    """A row was computed with what another adapter had left in its slot, or before its own was there."""
+    rows = requests(FIVE)[:12]
+    expected = tokens(plain_engine(name, adapters=5), rows)
+    engine = device_engine(name, adapters=5, adapter_slots=slots)
+    engine.runner.warm_up(max_num_tokens=16)
+    for _ in range(2):
+        stats = engine.restart_stats()
+        assert tokens(engine, rows) == expected
+        assert stats.adapter_loads >= 5 - slots
+    alone = tokens(engine, [row for row in rows if row.adapter == "5"])
+    assert alone == {row.id: expected[row.id] for row in rows if row.adapter == "5"}
+
+
+@pytest.mark.parametrize(("name", "slots", "saved"), [("llama", 1, 0), ("llama", 2, 0), ("gpt2", 1, 20)])
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_adapters_that_do_not_fit_after_preemptions(name, slots, saved):
+    """A row that lost its blocks came back while its adapter had lost its slot; forks wait behind their prompt."""
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True, n=2)
+    rows = [Request(each.id, each.prompt_token_ids, sampling, adapter=each.adapter) for each in requests(FIVE)[:12]]
+
+    def outcome(engine):
+        return {(each.request.id, each.sample): each.token_ids for each in engine.run(rows)}
+
+    engine = device_engine(name, blocks=5, adapters=5, adapter_slots=slots, host_blocks=saved)
+    assert outcome(engine) == outcome(plain_engine(name, adapters=5))
+    assert engine.stats.preemptions > 0
+    assert engine.stats.adapter_loads >= 5
+    assert (engine.stats.restored_blocks > 0) == (saved > 0)
+
+
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_adapters_after_an_abort():
+    """What an interrupted step was to load was taken for loaded."""
+    rows = requests(FIVE)[:6]
+    expected = tokens(plain_engine("llama", adapters=5), rows)
+    engine = device_engine("llama", adapters=5, adapter_slots=1)
+    load, adapters = engine.runner.adapters.load, engine.runner.adapters
+
+    def fails(adapter, slot):
+        raise MemoryError
+
+    for row in rows[:2]:
+        engine.add(row)
+    adapters.load = fails
+    with pytest.raises(MemoryError):
+        engine.step()
+    adapters.load = load
+    engine.abort()
+    assert tokens(engine, rows) == expected
+
+
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_steps_without_such_rows_are_those_of_the_model_alone(kinds):
     """They went by slower kernels, or computed what nobody asked for."""
@@ -81,12 +139,13 @@ def test_steps_without_such_rows_are_those_of_the_model_alone(kinds):
     assert kinds and not any(kinds)
 
 
+@pytest.mark.parametrize("slots", [0, 1])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
-def test_drafts_have_the_adapter_of_their_row(monkeypatch):
+def test_drafts_have_the_adapter_of_their_row(monkeypatch, slots):
     """The right ones would be taken for wrong, and the other way round."""
     monkeypatch.setattr(small_models, "SLOTS", 64)
     expected = drafts.run(plain_engine("llama", adapters=2), requests())
-    engine = device_engine("llama", blocks=150, adapters=2)
+    engine = device_engine("llama", blocks=150, adapters=2, adapter_slots=slots)
     engine.drafter = drafts.Varying(4, 2)
     drafts.draft_answers(engine, expected)
     assert drafts.run(engine, requests()) == expected

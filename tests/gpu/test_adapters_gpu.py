@@ -141,6 +141,9 @@ def engine_with(saved_model, lora, device):
         {"switches": {"trim_last_layer": False, "prefix_cache": False}},
         {"switches": {"batch_invariant": True}},
         {"switches": {"paged_attention": False}},
+        {"max_loras": 1},
+        {"max_loras": 2, "max_num_batched_tokens": 64},
+        {"max_loras": 1, "switches": {"batch_invariant": True}},
     ],
     ids=str,
 )
@@ -156,11 +159,13 @@ def test_each_row_has_its_adapter(count, limits, engine_with, expected):
     if limits.get("switches", {}).get("paged_attention", True):
         assert engine.stats.graph_replays > 0
         assert any(graphs(engine))
+    assert (engine.stats.adapter_loads > 2) == (limits.get("max_loras", 3) < min(count, 3))
 
 
-def test_preempted_rows_keep_their_adapters(engine_with, expected):
-    """They come back to other slots."""
-    engine = engine_with(blocks=40, block_size=16, max_num_batched_tokens=256)
+@pytest.mark.parametrize("most", [None, 1, 2])
+def test_preempted_rows_keep_their_adapters(engine_with, expected, most):
+    """They come back to other slots, after their adapter has lost its own."""
+    engine = engine_with(blocks=40, block_size=16, max_num_batched_tokens=256, max_loras=most)
     done = run(engine, mixed(64, max_tokens=60))
     assert engine.stats.preemptions > 0
     assert {number: done[number].token_ids[:TOKENS] for number in expected} == expected

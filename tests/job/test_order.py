@@ -2,7 +2,7 @@
 
 import json
 from io import BytesIO
-from itertools import chain, count, islice, pairwise, repeat
+from itertools import chain, count, groupby, islice, pairwise, repeat
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -40,6 +40,19 @@ def test_rows_of_an_adapter_follow_each_other():
     """Equal prompts of two adapters share nothing."""
     rows = [row(i, (5 + i // 2,), lora=(None, "b", "a")[i % 3]) for i in range(6)]
     assert [item.row.index for item in in_good_order(iter(rows), 6)] == [0, 3, 2, 5, 1, 4]
+
+
+def test_adapters_that_do_not_fit_change_seldom():
+    """At the end the longest rows came first, whatever their adapter; and each window began with the first adapter."""
+    adapters = [(None, "b", "a", "c")[i % 4] for i in range(40)]
+    rows = [row(i, (9,), limit=500 - 12 * i, lora=adapter) for i, adapter in enumerate(adapters)]
+    items = in_good_order(iter(rows), 8, ahead=24, by_adapter=True)
+    # The third window holds all that is left.
+    assert [lora for lora, _ in groupby(item.row.lora for item in items)] == 2 * [None, "a", "b", "c"] + [
+        None,
+        "a",
+        "b",
+    ]
 
 
 def test_rows_are_sorted_by_the_token_ids_that_they_have():

@@ -19,7 +19,15 @@ from rosebatch.job.report.tally import Tally
 
 FIELDS = {
     *("requests", "completed", "failed", "resumed", "resumed_exactly", "errors", "ignored_fields", "unclear_fields"),
-    *("adapters", "finish_reasons", "prompt_tokens", "cached_tokens", "cache_hit_rate", "output_tokens"),
+    *(
+        "adapters",
+        "adapter_loads",
+        "finish_reasons",
+        "prompt_tokens",
+        "cached_tokens",
+        "cache_hit_rate",
+        "output_tokens",
+    ),
     *("elapsed_s", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s"),
     *(
         "images",

@@ -13,7 +13,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache.memory import DeviceMemory
-from rosebatch.launch.fit import Wanted, find_fit
+from rosebatch.launch.fit import Wanted, find_fit, require_room_for_adapters
 from rosebatch.model.quantization.chosen import choose_quantization
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "models"
@@ -197,3 +197,23 @@ def test_a_cpu_has_a_tied_projection_twice(model, copies):
     found = wanted(model, "cpu")
     assert found.weights("cpu") - found.weights("cuda") == (copies - 1) * found.head
     assert found.head == found.config.vocab_size * found.config.hidden_size * 2
+
+
+def test_adapters_that_the_host_has_no_room_for():
+    """It was out of memory minutes later, and ended without a word."""
+    require_room_for_adapters(10, GIB, 10 * GIB)
+    with pytest.raises(FlagError) as error:
+        require_room_for_adapters(11, GIB, 10 * GIB)
+    assert str(error.value) == (
+        "--lora: 11 adapters take 11.00 GiB of the host's memory, 10.00 GiB is free: give each run 10 adapters at most"
+    )
+
+
+def test_adapters_at_a_time():
+    """All were counted, and what fits was refused; the line says how many are there."""
+    few = replace(wanted("llama-3.1-8b", "cuda"), adapter_bytes=2 * GIB, adapters=50, adapter_slots=2)
+    assert str(find_fit(few, gpu(80))).startswith(
+        "fits: 16.96 GiB of weights (bfloat16) with 2 of 50 adapters at a time and "
+    )
+    every = replace(few, adapter_slots=50, adapter_bytes=50 * GIB)
+    assert "at a time" not in str(find_fit(every, gpu(141)))

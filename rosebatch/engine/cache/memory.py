@@ -29,6 +29,8 @@ _FEWEST_SNAPSHOTS, _MOST_SNAPSHOTS = 4, 64
 # Share of a CPU's free memory that the KV cache takes.
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
+# Share of a GPU's memory beside the weights that adapters may take, where nobody says how many are there at a time.
+_ADAPTER_SHARE = 0.25
 # Share of the host's free memory for preempted sequences. PyTorch rounds pinned memory up to powers of two, which at
 # most doubles it.
 _HOST_SHARE = 0.125
@@ -159,6 +161,19 @@ def plan_memory(
     groups = tuple(map(KVGroup, windows, map(len, members), blocks))
     snapshots = num_snapshots(slots) if shares else 0
     return MemoryPlan(groups, group_of, tokens, slots, min(blocks[0], host_bytes // sizes[0]), snapshots)
+
+
+def adapter_slots(size: int, limits: RunConfig, device: DeviceMemory) -> int:
+    """How many adapters have room on a GPU: the limit, or what fits into a share of it.
+
+    Args:
+        size: bytes of one.
+        limits: of the engine.
+        device: with the weights in it.
+    """
+    share = limits.gpu_memory_utilization
+    usable = min(share * device.total - device.taken, share * device.free)
+    return limits.max_loras or max(int(_ADAPTER_SHARE * usable) // max(size, 1), 1)
 
 
 def swap_bytes(limits: RunConfig) -> int:

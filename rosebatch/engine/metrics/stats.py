@@ -11,7 +11,7 @@ _COUNTS = (
     *("steps", "decode_steps", "syncs", "graph_replays", "graph_captures", "preemptions", "computed_tokens"),
     *("finished", "stopped", "prompt_tokens", "output_tokens", "token_steps", "decoded", "squares", "products"),
     *("copied_blocks", "restored_blocks", "max_running", "max_blocks_used", "prefill_seconds", "decode_seconds"),
-    *("images", "image_seconds", "drafted", "accepted", "forced"),
+    *("images", "image_seconds", "drafted", "accepted", "forced", "adapter_loads"),
 )
 
 
@@ -26,6 +26,7 @@ class EngineStats:
         token_steps, decoded, squares, products: see ``steps``, ``decoded`` and so on of ``Outlook``.
         images, image_seconds: that were encoded, and what that took of the seconds of prompts.
         drafted, accepted, forced: see ``Committed``; forced tokens are output tokens, too.
+        adapter_loads: adapters that were copied into a slot on the device.
         first_token_time: on the clock of ``time.perf_counter``; None before it.
         itl: inter-token latency, seconds between two moments at which tokens of a completion were known. The tokens of
             one decode window are known together and count once.
@@ -57,6 +58,7 @@ class EngineStats:
     drafted: int = 0
     accepted: int = 0
     forced: int = 0
+    adapter_loads: int = 0
     first_token_time: float | None = None
     itl: Durations = field(default_factory=Durations)
     timeline: Timeline = field(default_factory=Timeline)
@@ -116,6 +118,7 @@ class EngineStats:
         self.computed_tokens += num_tokens
         self.copied_blocks += len(plan.copies)
         self.restored_blocks += len(plan.restores)
+        self.adapter_loads += len(plan.adapter_loads)
         self.max_running = max(self.max_running, plan.num_sequences)
         self.max_blocks_used = max(self.max_blocks_used, blocks_used)
 

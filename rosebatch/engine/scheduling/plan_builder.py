@@ -35,6 +35,7 @@ class PlanBuilder:
     restores: list[HostCopy] = field(default_factory=list)
     state_loads: list[tuple[int, int]] = field(default_factory=list)
     state_saves: list[tuple[int, int]] = field(default_factory=list)
+    adapter_loads: list[tuple[int, int]] = field(default_factory=list)
     started: list[SequenceSpec] = field(default_factory=list)
     num_preempted: int = 0
     reset: bool = False
@@ -48,6 +49,7 @@ class PlanBuilder:
             "restores": tuple(self.restores),
             "state_loads": tuple(self.state_loads),
             "state_saves": tuple(self.state_saves),
+            "adapter_loads": tuple(self.adapter_loads),
             "started": tuple(self.started),
             "released": tuple(released),
             "num_preempted": self.num_preempted,

@@ -30,6 +30,7 @@ from rosebatch.engine.scheduling.forced_tokens import apply_forced
 from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
+from rosebatch.engine.scheduling.resident_adapters import ResidentAdapters
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.snapshots import Snapshots
 from rosebatch.engine.scheduling.step_planner import MIXED, MixedSteps, SeparateDecodes, StepPlanner, StepPolicy
@@ -75,6 +76,7 @@ class Scheduler:
             a window. Such sequences share nothing without it.
         forces: width of the logits, where tokens that a grammar leaves no choice for are not sampled, and computed like
             those of a prompt. 0: all are sampled.
+        adapter_slots: of adapters on the device; 0 if all are there.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Scheduler:
         whole_images: bool = False,
         snapshots: int = 0,
         forces: int = 0,
+        adapter_slots: int = 0,
     ) -> None:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         assert not snapshots or chunked_prefill, "chunks end where snapshots are"
@@ -116,6 +119,7 @@ class Scheduler:
             share_prompts=share_prompts,
             rewind=self._rewind if replays else None,
             ends=ends,
+            adapters=ResidentAdapters(adapter_slots),
             forces=forces,
         )
 
@@ -341,6 +345,7 @@ class Scheduler:
             self.blocks.snapshots.check_integrity(self.queues)
         self.planner.host_blocks.check_integrity(self.queues.waiting)
         self.queues.check_integrity()
+        self.planner.adapters.check_integrity(self.queues.running)
         if isinstance(self.planner.policy, SeparateDecodes):
             parts = [s for s in self.queues.running if not (s.decoding or s.num_pending_tokens)]
             size, shares = self.blocks.block_size, self.blocks.snapshots is not None

@@ -16,7 +16,7 @@ from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.token_ids import TokenIds
-from rosebatch.engine.plan import NO_ADAPTER, NOT_FINITE, SHORTEST_ENDING, AdapterSlot, SequenceSpec
+from rosebatch.engine.plan import NO_ADAPTER, NOT_FINITE, SHORTEST_ENDING, AdapterKey, SequenceSpec
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -117,7 +117,7 @@ class SequenceState(msgspec.Struct, eq=False):
         stop_matcher: StopMatcher | None = None,
         constraint: Constraint | None = None,
         arrival_time: float = 0.0,
-        adapter: AdapterSlot = NO_ADAPTER,
+        adapter: AdapterKey = NO_ADAPTER,
     ) -> "SequenceState":
         """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens.
 

@@ -19,10 +19,14 @@ from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.plan_builder import PlanBuilder
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
+from rosebatch.engine.scheduling.resident_adapters import ResidentAdapters
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.snapshots import Snapshots
 
 _NO_TOKENS = array("I")
+# A sequence that waits for the slot of an adapter lets others pass: those that came after it, up to so many times as
+# may run. Then the next slot that is free is its own.
+_PASSES = 4
 # Waiting sequences at most that a plan lets wait for what it computes: the next one is not far.
 _MOST_ASIDE = 64
 
@@ -67,6 +71,7 @@ class StepPlanner:
     chunked_prefill: bool
     share_prompts: bool
     ends: ChunkEnds
+    adapters: ResidentAdapters
     forces: int = 0
     forces_up_to: int = sys.maxsize
     answers: AnswerPool | None = None
@@ -79,6 +84,8 @@ class StepPlanner:
     _admitting: bool = False
     # Waiting sequences whose beginning this plan computes: they begin behind it in the next one.
     _aside: list[SequenceState] = field(default_factory=list)
+    # Those whose adapter has no slot.
+    _passed: list[SequenceState] = field(default_factory=list)
     _ends_anywhere: bool = False
     # Of the answers that the runner has.
     _sent_version: int = 0
@@ -90,7 +97,8 @@ class StepPlanner:
         """Start over: all sequences were dropped, and the runner has to forget them."""
         self._plan, self._sent_version = PlanBuilder(reset=True), 0
         self.host_blocks.free_all()
-        self._admitting, self._aside = False, []
+        self.adapters.reset()
+        self._admitting, self._aside, self._passed = False, [], []
 
     def next_plan(self) -> StepPlan | None:
         """Running sequences, oldest first, then as many waiting ones as fit; None if nothing can be planned."""
@@ -109,8 +117,8 @@ class StepPlanner:
         if not (self._plan.num_preempted and self.queues.running) and self._admits():
             budget = self._admit_waiting(budget)
             self._admitting = budget <= 0 or bool(self._aside)
-            self.queues.waiting.extendleft(reversed(self._aside))
-            self._aside = []
+            self.queues.waiting.extendleft(reversed([*self._passed, *self._aside]))
+            self._aside, self._passed = [], []
         if not self._plan.chunks and self.decodes and isinstance(self.policy, SeparateDecodes):
             self._plan_decodes(self.policy.max_steps)
         plan = self._plan.build(self.queues.released)
@@ -154,14 +162,23 @@ class StepPlanner:
         """Plan chunks of waiting sequences, in order; returns the rest of the budget.
 
         A sequence is admitted if all its known tokens fit, with a spare block for each running one. Otherwise it would
-        be preempted at once. Where decode steps are separate, saved ones go on in these: such a plan has no chunks.
+        be preempted at once. One whose adapter has no slot lets others pass. Where decode steps are separate, saved
+        ones go on in these: such a plan has no chunks.
         """
         waiting, running, blocks = self.queues.waiting, self.queues.running, self.blocks
         separate = isinstance(self.policy, SeparateDecodes)
         over_budget_allowed = not self.chunked_prefill
         snapshots = self.snapshots
+        self.adapters.begin(running)
+        oldest = sys.maxsize
         while waiting and len(running) + len(self._aside) < self.max_num_seqs and budget > 0:
             sequence = waiting[0]
+            if not self.adapters.admits(sequence.spec.adapter):
+                self._passed.append(waiting.popleft())
+                oldest = min(oldest, sequence.id)
+                continue
+            if sequence.id - oldest >= _PASSES * self.max_num_seqs:
+                break
             resumes = separate and bool(sequence.saved_blocks)
             if self._plan.chunks if resumes else self._plan.started and not self._plan.chunks:
                 break
@@ -202,6 +219,9 @@ class StepPlanner:
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
             self._plan.started.append(sequence.spec)
+            adapter = sequence.spec.adapter
+            if (place := self.adapters.take(adapter, chain(self._passed, waiting))) is not None:
+                self._plan.adapter_loads.append((adapter, place))
             if snapshots is not None and (slot := snapshots.load(sequence)) is not None:
                 self._plan.state_loads.append((slot, sequence.spec.id))
             if sequence.saved_blocks:

@@ -269,7 +269,10 @@ class TritonRunner:
             shifts = {self.slots.slot_of[spec.id]: rotary_shift(spec.images, axes) for spec in plan.started}
             self.state.set_rotary_shifts(shifts, self.up)
         if self.adapters is not None and plan.started:
-            self.state.set_adapters({self.slots.slot_of[spec.id]: spec.adapter for spec in plan.started}, self.up)
+            for adapter, place in plan.adapter_loads:
+                self.adapters.load(adapter, place)
+            places = {self.slots.slot_of[spec.id]: self.adapters.slot_of(spec.adapter) for spec in plan.started}
+            self.state.set_adapters(places, self.up)
         self.cache.change(plan, self.up)
         if self.states is not None:
             self.states.load(plan, self.slots.states_of, self.up)

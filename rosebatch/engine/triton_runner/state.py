@@ -67,7 +67,7 @@ class DeviceState:
         token_counts, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence
             needs them.
         rotary_shifts: ``[num_slots]`` int32, what rotary positions are beyond the places of tokens.
-        adapters: ``[num_slots]`` int32, the adapter of each sequence, counted from 1; 0 for the model alone.
+        adapters: ``[num_slots]`` int32, the slot of each sequence's adapter, counted from 1; 0 for the model alone.
         tokens: ``[num_slots, W]`` int32, the tokens of each sequence, in which drafts are found; empty until needed.
         firsts, distances: ``[num_slots]`` int32, see ``rosebatch_kernels.drafts``.
         answers: ``[1 + POOL_TOKENS]`` int32, see ``rosebatch_kernels.drafts``.

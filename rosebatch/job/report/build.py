@@ -57,6 +57,7 @@ def build_report(
         "ignored_fields": dict(tally.ignored),
         "unclear_fields": dict(tally.unclear),
         "adapters": dict(sorted(tally.adapters.items())),
+        "adapter_loads": stats.adapter_loads,
         "finish_reasons": dict(tally.finish_reasons),
         "prompt_tokens": tally.prompt_tokens,
         "cached_tokens": tally.cached_tokens,

@@ -82,7 +82,9 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     if engine.get("sampling"):
         rows.append(("sampling", ", ".join(f"{name} {value}" for name, value in engine["sampling"].items())))
     if report["adapters"]:
-        rows.append(("adapters", ", ".join(f"{name} ({count})" for name, count in report["adapters"].items())))
+        named = ", ".join(f"{name} ({count})" for name, count in report["adapters"].items())
+        loads = f"; {engine['max_loras']} at a time, {counted(report['adapter_loads'], 'load')}"
+        rows.append(("adapters", named + (loads if report["adapter_loads"] else "")))
     rows += field_rows(report["ignored_fields"], report["unclear_fields"])
     rows += [(name, in_words(engine[name])) for name, in_words in IN_WORDS.items() if name in engine]
     if engine["sampler"] != "rosebatch":

@@ -54,7 +54,7 @@ class AdaptedWeight(Weight):
 
     Attributes:
         matrix: of the model.
-        added: by slot; None for an adapter that leaves it as it is.
+        added: by number of the adapter; None for one that leaves it as it is.
         dtype: of the run.
         row_parts: ``[out]``, which of the matrices that were joined each row is of; None if none were.
     """
@@ -150,7 +150,7 @@ def by_row(ops: Ops, rows: AdapterRows | StackedRows) -> Ops:
         if not isinstance(weight, AdaptedWeight) or not weight.is_changed:
             return ops.linear(weight, bias)
         if isinstance(rows, StackedRows):
-            return AdaptedLinear(ops.linear(weight.matrix, bias), AddedStack(_stack(weight), rows))
+            return AdaptedLinear(ops.linear(weight.matrix, bias), AddedStack(_stack(weight, rows), rows))
 
         def product(matrix: Tensor) -> Linear:
             return ops.linear(DenseWeight.of(matrix.to(weight.dtype)), None)
@@ -161,21 +161,31 @@ def by_row(ops: Ops, rows: AdapterRows | StackedRows) -> Ops:
     return replace(ops, linear=linear)
 
 
-def _stack(weight: AdaptedWeight) -> Stack:
-    """What all adapters add, for kernels: each part with the ranks of the largest; zeros where there is nothing."""
+def _stack(weight: AdaptedWeight, rows: StackedRows) -> Stack:
+    """What all adapters add, for kernels: each part with the ranks of the largest; zeros where there is nothing.
+
+    With fewer slots than adapters, all are on the host, and nothing is in the slots yet.
+    """
     out, width = weight.shape
     changing = [own for own in weight.added if own is not None]
     like, parts, most = changing[0].a, len(changing[0].ranks), max(max(own.ranks) for own in changing)
     row_parts = np.zeros(out, np.int64) if weight.row_parts is None else weight.row_parts
     ranks, count = stacked_ranks(most), len(weight.added)
-    a = like.new_zeros(count, parts, ranks, width, dtype=weight.dtype)
-    b = like.new_zeros(count, out, ranks, dtype=weight.dtype)
-    rows = [torch.from_numpy(np.flatnonzero(row_parts == part)).to(like.device) for part in range(parts)]
-    for slot, own in enumerate(weight.added):
+    waits = rows.count < count
+    place, pins = "cpu" if waits else like.device, waits and like.is_cuda
+    a, b = (
+        torch.zeros(count, *sizes, dtype=weight.dtype, device=place, pin_memory=pins)
+        for sizes in ((parts * ranks, width), (out, ranks))
+    )
+    places = [torch.from_numpy(np.flatnonzero(row_parts == part)).to(like.device) for part in range(parts)]
+    for number, own in enumerate(weight.added):
         if own is None:
             continue
-        pieces = zip(own.a.split(own.ranks), own.b.split(own.ranks, 1), strict=True)
-        for part, (below, beside) in enumerate(pieces):
-            a[slot, part, : len(below)] = below
-            b[slot, rows[part], : len(below)] = beside[rows[part]].to(weight.dtype)
-    return Stack.of(a.flatten(1, 2), b, [*map(int, row_parts)])
+        beside = like.new_zeros(out, ranks)
+        for part, (above, own_b) in enumerate(zip(own.a.split(own.ranks), own.b.split(own.ranks, 1), strict=True)):
+            a[number, part * ranks : part * ranks + len(above)] = above
+            beside[places[part], : len(above)] = own_b[places[part]]
+        b[number] = beside
+    if waits:
+        a, b = rows.resident(a, like.device), rows.resident(b, like.device)
+    return Stack.of(a, b, [*map(int, row_parts)])
