@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
-from rosebatch_kernels.common.device import HOPPER, INTERPRETER, SHARED_MEMORY, device_of
+from rosebatch_kernels.common.device import HOPPER, INTERPRETER, device_of
 from rosebatch_kernels.latent_attention import torch_attention
 from rosebatch_kernels.norm.reference import rms_norm
 from rosebatch_kernels.qkv.torch_heads import rope
@@ -52,9 +52,10 @@ def latent_kernels(
         sizes = sizes.invariant()
     elif not switches.split_keys:
         sizes = sizes.undivided()
-    # Bits of a chunk depend on where it begins then. Tiles of fp32 have room in the interpreter alone.
-    has_room = record.shared_memory >= SHARED_MEMORY[HOPPER] and (dtype.itemsize == 2 or record == INTERPRETER)
+    # Tiles of fp32 have room in the interpreter alone.
+    has_room = record.arch == HOPPER and (dtype.itemsize == 2 or record == INTERPRETER)
     return LatentKernels(
+        # Bits of a chunk depend on where it begins then.
         expands=has_room and not switches.batch_invariant,
         attend_fresh=partial(expanded.attend_fresh, sizes=sizes, device=record),
         attend_prefix_=partial(expanded.attend_prefix_, sizes=sizes, device=record),

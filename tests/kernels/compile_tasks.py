@@ -40,8 +40,7 @@ STREAMED = {"_gated_product", "_logits", "_product"}
 ARCHITECTURES = {
     "prompts_on_hopper": (HOPPER,),
     "latents_on_hopper": (HOPPER,),
-    # Their tiles need the shared memory of these.
-    "expanded_latents": (HOPPER, 100),
+    "expanded_latents": (HOPPER,),
     "short_sums": (HOPPER,),
     "fp8": (89, 90, 100, 103, 120),
     "attention_of_e4m3": (89, 90, 100, 120),
