@@ -91,6 +91,7 @@ def run(tmp_path, monkeypatch, capfd):
     return run
 
 
+@pytest.mark.thorough
 def test_both_engines_are_timed(run):
     """A figure of another work, or of adapters that neither engine adds, would be no comparison."""
     found, told = run(_FAKE)
@@ -104,6 +105,7 @@ def test_both_engines_are_timed(run):
     assert [*found["ratio"]] == ["3", "0"]
 
 
+@pytest.mark.thorough
 def test_an_engine_that_fails_is_told(run):
     """Minutes of a GPU were spent, and neither its own words nor the other's figures were told."""
     found, told = run("raise ValueError('no GPU')", engines=["vllm"])

@@ -100,6 +100,7 @@ def test_rows_of_all_adapters_in_one_batch(generate, flags, lines, expected, opt
     assert texts(generate(lines, *flags, *options)) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("most", [None, 1, 2])
 def test_preempted_rows_and_several_answers(folders, lines, merged, model_folder, most):
     """A sequence is computed again with its adapter, and forks have their first one's."""

@@ -76,6 +76,7 @@ def test_tokens_after_a_preemption(name):
 FIVE = ("1", "2", "", "3", "4", "5")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("slots", [1, 2, 4])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
@@ -93,6 +94,7 @@ def test_adapters_that_do_not_fit(name, slots):
     assert alone == {row.id: expected[row.id] for row in rows if row.adapter == "5"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "slots", "saved"), [("llama", 1, 0), ("llama", 2, 0), ("gpt2", 1, 20)])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_adapters_that_do_not_fit_after_preemptions(name, slots, saved):
@@ -152,6 +154,7 @@ def test_drafts_have_the_adapter_of_their_row(monkeypatch, slots):
     assert engine.stats.accepted > 10
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_known_tokens_have_the_adapter_of_their_row(monkeypatch):
     """A step of known tokens has rows of its own."""
@@ -173,6 +176,7 @@ def test_known_tokens_have_the_adapter_of_their_row(monkeypatch):
     assert engine.stats.forced > 80
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("off", [("trim_last_layer",), ("fused_mlp",), ("fused_norm", "streamed_linear")], ids=str)
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_without_switches(off):
@@ -181,6 +185,7 @@ def test_without_switches(off):
     assert tokens(device_engine("llama", off, adapters=2), rows) == tokens(plain_engine("llama", adapters=2), rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_the_same_bits_in_any_company(monkeypatch):
     """With ``--batch-invariant``."""

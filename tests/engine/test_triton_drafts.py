@@ -151,6 +151,7 @@ class Always:
         scheduler.planner.queries = self.queries
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("slots", [1, 3, 5, 12])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_a_step_has_as_many_drafts_as_rows(slots, expected, monkeypatch):
@@ -196,6 +197,7 @@ def test_drafts_behind_images_have_their_rotary_positions(on, monkeypatch):
     assert engine.stats.accepted > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
 def test_after_an_abort_no_draft_comes_from_dropped_rows(expected):
     """Their slots go to others, whose tokens the device does not have yet."""
@@ -227,6 +229,7 @@ def test_a_wrong_draft_with_keys_that_are_not_finite_harms_no_answer(expected):
     assert sum(isinstance(plan, DecodeWindow) and len(plan.rows[0].known) > 0 for plan in plans) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("blocks", [150, 15], ids=["plenty", "cramped"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
 def test_a_predicted_answer_takes_fewer_steps(blocks, expected):

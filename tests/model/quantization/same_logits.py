@@ -93,9 +93,9 @@ def attend_whole(spec: Any, qkv: Tensor, *others: Tensor, wanted: Tensor | None 
     if isinstance(spec, LatentSpec):
         latents, seen = others[0], torch.ones(len(qkv), len(qkv)).tril().bool()
         keys = torch.cat((rms_norm(latents[:, : spec.rank], spec.norm, spec.eps), latents[:, spec.rank :]), 1)
-        scores = torch.einsum("qhw,kw->hqk", qkv, keys) * spec.scale
+        scores = torch.einsum("qhw,kw->hqk", spec.absorbed(qkv), keys) * spec.scale
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-        return (weights @ keys[:, : spec.rank]).transpose(0, 1)
+        return spec.expand((weights @ keys[:, : spec.rank]).transpose(0, 1))
     states = [torch.zeros(1, *each.shape, dtype=each.dtype or qkv.dtype) for each in spec.states]
     if isinstance(spec, DeltaSpec):
         state = gated_delta.DeltaState(*states)
