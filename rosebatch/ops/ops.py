@@ -21,6 +21,7 @@ from rosebatch_kernels.common.head_norms import HeadNorm as HeadNorm
 from rosebatch_kernels.common.head_norms import HeadRMSNorm as HeadRMSNorm
 from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
 from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
+from rosebatch_kernels.common.head_norms import ValueRMSNorm as ValueRMSNorm
 from rosebatch_kernels.common.head_norms import WholeRMSNorm as WholeRMSNorm
 from rosebatch_kernels.common.shared_keys import Pieces as Pieces
 from rosebatch_kernels.common.shared_keys import SharedKeys as SharedKeys
@@ -135,10 +136,10 @@ def _gated(kind: str, gate_up: Linear, x: Tensor, down: Linear) -> Tensor:
 
 
 def _of_partial(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Takes a ``Partial``: ``operator`` takes its tensor, the residual, the options, and its bias last."""
+    """Takes a ``Partial``: ``operator`` takes its tensor, the residual, the options, its bias, and what is named."""
 
-    def added(partial: Partial, residual: Tensor, *options: Any) -> Any:
-        return operator(partial.value, residual, *options, partial.bias)
+    def added(partial: Partial, residual: Tensor, *options: Any, **named: Any) -> Any:
+        return operator(partial.value, residual, *options, partial.bias, **named)
 
     return added
 
@@ -192,7 +193,7 @@ class Ops:
     add_layer_norm: Callable[[Partial, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = _add_rms_norm
-    add_post_norm: Callable[[Partial, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_post_norm
+    add_post_norm: Callable[..., tuple[Tensor, Tensor]] = _add_post_norm
     uclip_norm: Callable[[Tensor, Tensor, Gain], Tensor] = uclip.uclip_norm
     add_uclip_norm: Callable[[Partial, Tensor, Tensor, Gain, Tensor, Gain], tuple[Tensor, Tensor]] = _add_uclip_norm
     activated: Callable[[str, Linear, Tensor], Tensor] = _activated

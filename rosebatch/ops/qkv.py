@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
-from rosebatch.ops.ops import HeadLayerNorm, HeadNorm, HeadUClip, QKNorm, WholeRMSNorm
+from rosebatch.ops.ops import HeadLayerNorm, HeadNorm, HeadUClip, QKNorm, ValueRMSNorm, WholeRMSNorm
 from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.common.sizes import sized
 from rosebatch_kernels.qkv import reference, torch_heads
@@ -89,4 +89,5 @@ def _norm_heads(
         q, k = torch_heads.normed_heads(q, k, norm)
     else:
         q, k = rms_norm(q, norm.q_weight, norm.eps), rms_norm(k, norm.k_weight, norm.eps)
+        v = torch_heads.normed_values(v, norm.eps) if isinstance(norm, ValueRMSNorm) else v
     return torch.cat((q, k, v), 1).flatten(1)

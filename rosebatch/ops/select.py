@@ -306,10 +306,10 @@ def _norm_ops(switches: Switches, device: Device, group: int | None) -> dict[str
         def of_partial(operator: Callable[..., Any]) -> Callable[..., Any]:
 
             # Options stand between the residual and the bias.
-            def added(partial: Partial, residual: Tensor, *options: Any) -> Any:
+            def added(partial: Partial, residual: Tensor, *options: Any, **named: Any) -> Any:
                 partial = _multiplied(partial)
                 each = partial.value, residual, *options, partial.bias, partial.all_reduce
-                return operator(*each, scales=partial.scales)
+                return operator(*each, scales=partial.scales, **named)
 
             return added
 

@@ -24,7 +24,7 @@ from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import Rotary
 from rosebatch.ops.hp1 import Gate, mean_taps
-from rosebatch.ops.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm
+from rosebatch.ops.ops import HeadLayerNorm, HeadRMSNorm, ValueRMSNorm, WholeRMSNorm
 from rosebatch.ops.select import select
 from tests.engine.small_models import MODELS
 
@@ -109,6 +109,8 @@ class Stream:
         q, k, v = (x.double() for x in self.qkv[spec.layer])
         if spec.qk_norm is not None:
             q, k = normed(q, spec.qk_norm, spec.qk_norm.q_weight), normed(k, spec.qk_norm, spec.qk_norm.k_weight)
+        if isinstance(spec.qk_norm, ValueRMSNorm):
+            v = normed(v, spec.qk_norm, torch.ones(v.shape[2]))
         if spec.rotary is not None:
             q, k = rotated(q, spec.rotary), rotated(k, spec.rotary)
         group = spec.num_heads // spec.num_kv_heads
@@ -220,10 +222,10 @@ def test_rotation_of_the_first_channels(size):
     assert_exact_in_chunks(Stream(70, 90, seed=3, specs=specs), Machine(specs, 16), [50, 30, 1])
 
 
-@pytest.mark.parametrize("kind", [HeadRMSNorm, HeadLayerNorm, WholeRMSNorm])
+@pytest.mark.parametrize("kind", [HeadRMSNorm, ValueRMSNorm, HeadLayerNorm, WholeRMSNorm])
 def test_norms_of_q_and_k(kind):
     """Each family's statistics: over a head or over all of them, about the mean or about 0."""
-    shapes = {HeadRMSNorm: [(SIZE,)] * 2, HeadLayerNorm: [(HEADS, SIZE), (KV_HEADS, SIZE)]}
+    shapes = {HeadRMSNorm: [(SIZE,)] * 2, ValueRMSNorm: [(SIZE,)] * 2, HeadLayerNorm: [(HEADS, SIZE), (KV_HEADS, SIZE)]}
     q_weight, k_weight = (
         1 + 0.3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         for seed, shape in enumerate(shapes.get(kind, [(HEADS * SIZE,), (KV_HEADS * SIZE,)]))

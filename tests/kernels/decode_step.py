@@ -12,8 +12,10 @@ from tests.kernels.scattered import (
     NORMS,
     Scattered,
     assert_same,
+    assert_values,
     attention,
     normed_and_rotated,
+    normed_values,
     rotary_tables,
     untouched,
 )
@@ -65,7 +67,8 @@ def make_step(
         if append:
             q = normed_and_rotated(q, position, exact_norms[0], tables)
             new_keys.append(normed_and_rotated(k, position, exact_norms[1], tables))
-            k, v = torch.cat((paged.k[row].double(), new_keys[-1][None])), torch.cat((paged.v[row], v[None]))
+            k = torch.cat((paged.k[row].double(), new_keys[-1][None]))
+            v = torch.cat((paged.v[row].double(), normed_values(v, norm)[None]))
         else:
             k, v = paged.k[row], paged.v[row]
         exact.append(attend(q, k, v))
@@ -107,7 +110,7 @@ def check(implementation, step, assert_close):
             slot = paged.slot(row, int(step.arguments[3][row]))
             written = paged.cache[slot]
             assert_close(written[0], step.new_keys[row])
-            assert torch.equal(written[1].cpu(), step.new_values[row])
+            assert_values(written[1], step.new_values[row], step.options.get("qk_norm"), assert_close)
             before[slot] = written
     assert_same(paged.cache, before)
     assert torch.equal(qkv, same)

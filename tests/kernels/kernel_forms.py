@@ -88,6 +88,7 @@ def invariant() -> None:
         (16, 8, 128, torch.bfloat16),
         (16, 8, 128, torch.float16),
         (12, 12, 64, torch.bfloat16),
+        (16, 2, 512, torch.bfloat16),
         (7, 1, 80, torch.float32),
     ]:
         cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)
@@ -107,7 +108,7 @@ def invariant() -> None:
 
 def attention_of_more_families() -> None:
     """Heads of odd sizes, rotated in part; sinks and caps; groups of 5, 7 and 8 heads; windows of prefills."""
-    from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm
+    from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm, ValueRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
 
     decode, prefill, _, num_splits = paged_attention()
@@ -122,6 +123,8 @@ def attention_of_more_families() -> None:
         (24, 8, 96, 72, torch.float16, 30.0, True, 100, False),
         (7, 1, 12, 4, torch.bfloat16, 0.0, True, 0, True),
         (2, 2, 20, 10, torch.float16, 5.0, True, 0, True),
+        (32, 4, 512, 128, torch.bfloat16, 0.0, False, 0, False),
+        (8, 1, 512, 128, torch.float16, 0.0, False, 100, True),
     ]:
         cache = empty(2, 4, kv_heads, 16, size, dtype=dtype)
         qkv = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype)
@@ -129,12 +132,17 @@ def attention_of_more_families() -> None:
             norm = HeadLayerNorm(empty(heads, size, dtype=dtype), empty(kv_heads, size, dtype=dtype), 1e-5)
         else:
             norm = HeadRMSNorm(empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
+        if size == 512:
+            norm = ValueRMSNorm(*empty(2, size, dtype=torch.float32), 1e-6)
         heads_before = {"num_heads": heads, "rotary": (empty(8, rotated, dtype=dtype),) * 2, "qk_norm": norm}
         scores = {"scale": 0.1, "soft_cap": cap, "sinks": empty(heads, dtype=dtype) if with_sinks else None}
         table, fields = ints(2, 4), ints(2)
         workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
         decode(qkv, cache, table, fields, fields, workspace, window=100, **scores, **heads_before)
         QKV.prepare(qkv, cache, table, fields, fields, **heads_before, rotary_rows=fields if with_rows else None)
+        if size == 512:
+            # Of a layer that shares K and V.
+            QKV.prepare(qkv[:, : heads * size], cache, table, fields, fields, **heads_before, append=False)
         QKV.whole_rms_norm_(qkv, empty(heads * size, dtype=dtype), empty(kv_heads * size, dtype=dtype), 1e-6)
         prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **scores)
 
@@ -170,6 +178,7 @@ def shared_attention() -> None:
         (12, 12, 64, 64, torch.float16, 0.0),
         (32, 8, 128, 16, torch.bfloat16, 0.0),
         (8, 4, 256, 64, torch.bfloat16, 50.0),
+        (32, 4, 512, 64, torch.bfloat16, 0.0),
         (7, 1, 80, 64, torch.float32, 0.0),
     ]:
         cache = empty(2, 4, kv_heads, block_size, size, dtype=dtype)
@@ -202,6 +211,7 @@ def attention_of_e4m3() -> None:
         (16, 8, 128, 16, torch.bfloat16, 0.0, 1000, 1),
         (8, 4, 256, 64, torch.bfloat16, 50.0, 0, 256),
         (5, 1, 80, 16, torch.bfloat16, 0.0, 0, 1),
+        (16, 2, 512, 64, torch.bfloat16, 0.0, 0, 256),
         (2, 1, 96, 64, torch.float32, 0.0, 0, 256),
     ]:
         cache, scales = ints(2, 4, kv_heads, block_size, size).byte(), empty(2, 4, kv_heads, block_size, 1).float()
@@ -365,6 +375,7 @@ def layers() -> None:
         in_parts = empty(4, rows, size, dtype=torch.float32)
         for last in (weight.float(), None):
             norm.add_post_norm(in_parts, x, weight.float(), last, 1e-6, weight)
+        norm.add_post_norm(x, x, weight.float(), weight.float(), 1e-6, factor=empty(1).float())
         norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
         all_reduce = AllReduce((empty(rows * size), empty(rows * size)), (ints(2 * rows), ints(2 * rows)), 1)
         norm.add_rms_norm(in_parts, x, weight, 1e-6, None, all_reduce=all_reduce)
@@ -557,6 +568,7 @@ def experts() -> None:
         (160, 6, Choice(groups=8, kept=3, scale=16.0)),
     ):
         router.route(empty(70, number, dtype=torch.float32), k, normalize=choice.sigmoid, choice=choice)
+    router.route(empty(70, 128), 8, normalize=True, choice=Choice(factors=empty(128, dtype=torch.float32)))
     for tokens in (1, 256, 512, 4096):
         for number, k, size, inner, activation in (
             (128, 8, 256, 64, "silu_mul"),

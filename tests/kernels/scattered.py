@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nan
 
-from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm, HeadUClip
+from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm, HeadUClip, ValueRMSNorm
 from rosebatch_kernels.kv_cache.layout import cache_rows
 from rosebatch_kernels.kv_cache.reference import append
 
@@ -101,6 +101,26 @@ def rms_norm(size, dtype, device, randn, heads=None):
     return HeadRMSNorm(*(weight.to(device) for weight in weights), EPS), [formula(weight) for weight in weights]
 
 
+def rms_norm_of_values(size, dtype, device, randn, heads=None):
+    """The same of a norm that v has as well, see ``normed_values``."""
+    norm, formulas = rms_norm(size, dtype, device, randn)
+    return ValueRMSNorm(*norm), formulas
+
+
+def normed_values(v, norm):
+    """float64: ``v [heads, D]`` after a norm of q, k and v, or as it is."""
+    v = v.double()
+    return v / (v.square().mean(-1, keepdim=True) + EPS).sqrt() if isinstance(norm, ValueRMSNorm) else v
+
+
+def assert_values(written, v, norm, assert_close):
+    """K's neighbour in the cache: v by the formula, or its own bits."""
+    if isinstance(norm, ValueRMSNorm):
+        assert_close(written, normed_values(v, norm))
+    else:
+        assert torch.equal(written.cpu(), v)
+
+
 def layer_norm(size, dtype, device, randn, heads=None):
     """The same of a LayerNorm, each of the ``heads`` of q, and of k, with weights of its own."""
     weights = [(1 + 0.1 * randn(count, size)).to(dtype) for count in heads]
@@ -136,7 +156,13 @@ def _clip(alpha, gamma):
     return lambda x: (x * alpha.double()).clamp(-1, 1) * gamma
 
 
-NORMS = {"rms": rms_norm, "layer": layer_norm, "uclip": uclip, "uclip_each": uclip_each}
+NORMS = {
+    "rms": rms_norm,
+    "rms_values": rms_norm_of_values,
+    "layer": layer_norm,
+    "uclip": uclip,
+    "uclip_each": uclip_each,
+}
 
 
 def untouched(*shape, dtype, device):

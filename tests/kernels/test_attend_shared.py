@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize("append", [True, False])
 @pytest.mark.parametrize(
     ("kv_heads", "group", "size", "block_size"),
-    [(2, 1, 64, 16), (1, 2, 128, 64), (2, 4, 24, 24), (1, 7, 80, 16), (1, 3, 20, 48), (1, 16, 64, 16)],
+    [(2, 1, 64, 16), (1, 2, 128, 64), (2, 4, 24, 24), (1, 7, 80, 16), (1, 3, 20, 48), (1, 16, 64, 16), (1, 4, 512, 16)],
 )
 def test_one_group(kv_heads, group, size, block_size, append, dtype, device, randn, assert_close):
     """Rows of a group need not be neighbours, and one has ended; others share nothing."""

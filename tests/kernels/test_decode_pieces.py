@@ -141,8 +141,10 @@ def test_shared_pieces_are_right(splits, group, append, qk_norm, device, randn, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("qk_norm", [None, "rms", "layer"])
-@pytest.mark.parametrize(("kv_heads", "group", "size"), [(8, 2, 128), (8, 4, 128), (2, 7, 64), (4, 1, 64), (2, 8, 256)])
+@pytest.mark.parametrize("qk_norm", [None, "rms", "layer", "rms_values"])
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "size"), [(8, 2, 128), (8, 4, 128), (2, 7, 64), (4, 1, 64), (2, 8, 256), (1, 8, 512)]
+)
 @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
 def test_shared_pieces_have_the_same_bits(kv_heads, group, size, narrow, qk_norm, randn):
     """Without them, a row would differ where another one begins alike."""

@@ -23,7 +23,15 @@ PREFILL_SHARED = Launchers("paged_attention.prefill_shared").prefill_shared
 NUM_SPLITS = Launchers("paged_attention.sizes").num_splits
 IMPLEMENTATIONS = {"reference": (reference.decode, reference.prefill), "kernel": (DECODE, PREFILL)}
 # K/V heads, queries of each, channels, tokens of a block: tiles within a block and across blocks.
-SHAPES = [(2, 1, 64, 16), (1, 2, 128, 64), (2, 4, 80, 24), (1, 7, 96, 64), (1, 2, 256, 32), (1, 5, 12, 16)]
+SHAPES = [
+    (2, 1, 64, 16),
+    (1, 2, 128, 64),
+    (2, 4, 80, 24),
+    (1, 7, 96, 64),
+    (1, 2, 256, 32),
+    (1, 5, 12, 16),
+    (1, 4, 512, 16),
+]
 
 
 def empty(blocks, kv_heads, block_size, size, device="cpu"):

@@ -63,6 +63,19 @@ def test_route_of_groups(experts, k, groups, kept, sigmoid, normalize, device, r
     torch.testing.assert_close(found[1].cpu(), weights)
 
 
+def test_factors_of_experts(device, randn):
+    """Gemma 4 multiplies a weight by its expert's factor, after all weights were made to sum to 1."""
+    logits, factors = randn(9, 5), randn(5)
+    plain_ids, plain = reference.route(logits, 3, normalize=True)
+    expected = plain * factors[plain_ids.long()]
+    found = reference.route(logits, 3, normalize=True, choice=reference.Choice(factors=factors))
+    assert torch.equal(found[0], plain_ids) and torch.equal(found[1], expected)
+    choice = reference.Choice(factors=factors.to(device))
+    ids, weights = router.route(logits.to(device), 3, normalize=True, choice=choice)
+    assert ids.cpu().tolist() == plain_ids.tolist()
+    torch.testing.assert_close(weights.cpu(), expected)
+
+
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_padding_rows_get_valid_experts(device):
     """A NaN in a row that nobody reads must not make an id that lies outside of the weights."""

@@ -132,6 +132,19 @@ def test_add_post_norm(implementation, parts, biased, wide, rows, size, dtype, d
     assert torch.equal(same, total)
 
 
+@pytest.mark.parametrize("factor", [0.3, -2.0])
+@pytest.mark.parametrize("parts", [0, 4])
+def test_a_factor_of_the_sum(implementation, parts, factor, dtype, device, randn, assert_close):
+    """Gemma 4 multiplies all that leaves a layer, before the next norm: not what is added alone."""
+    x = (randn(parts, 63, 48) if parts else randn(63, 48, dtype=dtype)).to(device)
+    residual, post_weight = randn(63, 48, dtype=dtype).to(device), randn(48).to(device)
+    weight, number = randn(48).to(device), torch.tensor([factor], device=device)
+    normed, total = implementation.add_post_norm(x, residual, post_weight, weight, EPS, factor=number)
+    summed = x.double().sum(0) if parts else x.double()
+    assert_close(total, factor * (residual.double() + naive_rms_norm(summed, post_weight)))
+    assert torch.equal(normed, implementation.rms_norm(total, weight, EPS))
+
+
 @pytest.mark.parametrize("parts", [0, 4])
 @pytest.mark.parametrize("biased", [False, True])
 def test_add(implementation, parts, biased, dtype, device, randn, assert_close):

@@ -37,6 +37,7 @@ IMPLEMENTATIONS = {"reference": reference.decode, "kernel": kernel.decode}
         (1, 2, 12, 16, 24),
         (1, 3, 20, 24, 1),
         (1, 2, 256, 16, 40),
+        (1, 3, 512, 16, 0),
     ],
 )
 def test_decode(implementation, kv_heads, group, size, block_size, window, dtype, device, randn, assert_close):
@@ -47,7 +48,9 @@ def test_decode(implementation, kv_heads, group, size, block_size, window, dtype
     check(implementation, step, assert_close)
 
 
-@pytest.mark.parametrize(("rotary", "qk_norm"), [(True, None), (False, "rms"), (True, "rms"), (True, "uclip")])
+@pytest.mark.parametrize(
+    ("rotary", "qk_norm"), [(True, None), (False, "rms"), (True, "rms"), (True, "uclip"), (True, "rms_values")]
+)
 @pytest.mark.parametrize(("group", "size"), [(1, 24), (2, 64), (1, 128)])
 def test_norm_and_rotation(implementation, rotary, qk_norm, group, size, dtype, device, randn, assert_close):
     step = make_step([5, 0, 64], 2, group, size, 16, dtype, device, randn, rotary=rotary, qk_norm=qk_norm)

@@ -91,6 +91,7 @@ def make(chunks, kv_heads, group, size, block_size, dtype, device, randn):
         ([(40, 70)], 1, 2, 12, 16, 24),
         ([(0, 40)], 1, 2, 20, 24, 1),
         ([(30, 70)], 1, 2, 256, 16, 40),
+        ([(30, 70)], 1, 2, 512, 16, 0),
     ],
 )
 def test_prefill(implementation, chunks, kv_heads, group, size, block_size, window, dtype, device, randn, assert_close):

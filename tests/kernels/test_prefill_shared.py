@@ -46,7 +46,8 @@ def run(chunks, tiles, shared, shape, dtype, device, randn, assert_close, **opti
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 64, 16), (2, 2, 24, 64), (1, 3, 80, 24), (1, 1, 128, 16), (1, 2, 12, 8), (1, 1, 256, 16)]
+    "shape",
+    [(1, 1, 64, 16), (2, 2, 24, 64), (1, 3, 80, 24), (1, 1, 128, 16), (1, 2, 12, 8), (1, 1, 256, 16), (1, 1, 512, 16)],
 )
 def test_short_chunks_in_one_tile(shape, dtype, device, randn, assert_close):
     """Right behind the shared keys, and further on; a single token; one that shares a part of its prefix."""

@@ -11,6 +11,7 @@ from tests.kernels.scattered import (
     NORMS,
     Scattered,
     assert_same,
+    assert_values,
     normed_and_rotated,
     rms_norm,
     rotary_tables,
@@ -55,7 +56,7 @@ def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, norm=No
         slot = paged.slot(row, position)
         written = paged.cache[slot]
         assert written.shape == (2, paged.kv_heads, size)
-        assert torch.equal(written[1].cpu(), v)
+        assert_values(written[1], v, None if norm is None else norm[0], assert_close)
         if tables is None and norm is None:
             assert torch.equal(after[token, :heads], q)
             assert torch.equal(written[0].cpu(), k)
@@ -73,6 +74,8 @@ def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, norm=No
         (True, None),
         (False, "rms"),
         (True, "rms"),
+        (False, "rms_values"),
+        (True, "rms_values"),
         (False, "uclip"),
         (False, "uclip_each"),
         (True, "uclip"),
@@ -128,6 +131,27 @@ def test_rows_of_the_tables_that_are_not_the_positions(implementation, norm, dty
         assert_close(packed[token].view(9, 24)[:5], normed_and_rotated(q, table_row, formulas[0], tables))
         assert_close(written[0], normed_and_rotated(k, table_row, formulas[1], tables))
         assert torch.equal(written[1].cpu(), v)
+
+
+@pytest.mark.parametrize("rotated", [0, 12])
+def test_queries_of_a_layer_that_shares_keys(implementation, rotated, dtype, device, randn, assert_close):
+    """The projection is q alone, K and V are another layer's: whatever was written would be over those."""
+    tokens = [*TOKENS[:3], SKIPPED, *TOKENS[3:]]
+    paged, tables = Scattered(LENGTHS, 2, 24, 16, dtype, device, randn), rotary_tables(96, rotated, dtype)
+    norm, formulas = rms_norm(24, dtype, device, randn)
+    q = randn(len(tokens), 6, 24, dtype=dtype)
+    packed, before = q.flatten(1).clone().to(device), paged.cache.clone()
+    options = {"num_heads": 6, "qk_norm": norm, "append": False}
+    if rotated:
+        options["rotary"] = tuple(table.to(device) for table in tables)
+    implementation.prepare(packed, paged.cache, paged.table, *columns(tokens, device), **options)
+    assert_same(paged.cache, before)
+    for token, (row, position) in enumerate(tokens):
+        if row < 0:
+            assert torch.equal(packed[token].cpu(), q[token].flatten())
+            continue
+        expected = normed_and_rotated(q[token], position, formulas[0], tables if rotated else None)
+        assert_close(packed[token].view(6, 24), expected)
 
 
 @pytest.mark.parametrize("count", [1, 63, 130])

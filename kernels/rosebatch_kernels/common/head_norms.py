@@ -1,4 +1,4 @@
-"""What normalises q and k before the rotation."""
+"""What normalises q and k before the rotation, and perhaps v."""
 
 from typing import NamedTuple
 
@@ -28,6 +28,14 @@ class HeadRMSNorm(NamedTuple):
     eps: float
 
 
+class ValueRMSNorm(NamedTuple):
+    """``HeadRMSNorm``, and over each head of v one without a weight (Gemma 4)."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
 class HeadLayerNorm(NamedTuple):
     """LayerNorm over each head, without a bias; weights ``[heads, D]`` and ``[kv_heads, D]`` (Cohere, StableLM)."""
 
@@ -45,7 +53,7 @@ class WholeRMSNorm(NamedTuple):
 
 
 # Of each head by itself: kernels that rotate heads apply these as well.
-HeadNorm = HeadRMSNorm | HeadLayerNorm | HeadUClip
+HeadNorm = HeadRMSNorm | ValueRMSNorm | HeadLayerNorm | HeadUClip
 QKNorm = HeadNorm | WholeRMSNorm
 
 
@@ -64,7 +72,7 @@ class NormArguments(NamedTuple):
 def norm_arguments(qk_norm: HeadNorm | None) -> tuple[str | None, NormArguments | None, NormArguments | None]:
     """The kind of norm, and the arguments of a kernel for q and for k.
 
-    The kind ``uclip_each`` has a gamma for each channel, ``layer`` a weight for each head.
+    The kind ``uclip_each`` has a gamma for each channel, ``layer`` a weight for each head; ``rms_values`` norms v too.
     """
     if qk_norm is None:
         return None, None, None
@@ -72,5 +80,6 @@ def norm_arguments(qk_norm: HeadNorm | None) -> tuple[str | None, NormArguments 
         kind = "uclip_each" if isinstance(qk_norm.q_gamma, Tensor) else "uclip"
         return kind, NormArguments(qk_norm.q_alpha, qk_norm.q_gamma), NormArguments(qk_norm.k_alpha, qk_norm.k_gamma)
     q_weight, k_weight, eps = qk_norm
-    kind = "layer" if isinstance(qk_norm, HeadLayerNorm) else "rms"
+    kind = "rms_values" if isinstance(qk_norm, ValueRMSNorm) else "rms"
+    kind = "layer" if isinstance(qk_norm, HeadLayerNorm) else kind
     return kind, NormArguments(q_weight, eps), NormArguments(k_weight, eps)

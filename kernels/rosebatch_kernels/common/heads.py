@@ -121,7 +121,7 @@ def normed_and_rotated(x, weight, turned, SHAPE: tl.constexpr):
         own = clip(own.to(tl.float32) * weight[0].to(tl.float32), weight[2][0]).to(dtype)
         if SHAPE.ROTARY:
             other = clip(other.to(tl.float32) * weight[1].to(tl.float32), weight[2][1]).to(dtype)
-    elif SHAPE.NORM == "rms":
+    elif SHAPE.NORM == "rms" or SHAPE.NORM == "rms_values":
         wide = own.to(tl.float32)
         factor = tl.rsqrt(tl.sum(wide * wide, 1) / SHAPE.D + weight[2][0])[:, None]
         own = ((wide * factor).to(dtype).to(tl.float32) * weight[0].to(tl.float32)).to(dtype)
@@ -139,3 +139,12 @@ def normed_and_rotated(x, weight, turned, SHAPE: tl.constexpr):
         turned = (own.to(tl.float32) * cos.to(tl.float32)).to(dtype).to(tl.float32)
         own = (turned + other.to(tl.float32) * sin.to(tl.float32)).to(dtype)
     return own
+
+
+@triton.jit
+def normed_values(v, weight, SHAPE: tl.constexpr):
+    """Heads of v ``[R, WIDTH]``, normed where the norm is of v too; ``weight`` is that of k, from ``weight_halves``."""
+    if SHAPE.NORM == "rms_values":
+        wide = v.to(tl.float32)
+        v = (wide * tl.rsqrt(tl.sum(wide * wide, 1) / SHAPE.D + weight[2][0])[:, None]).to(v.dtype)
+    return v

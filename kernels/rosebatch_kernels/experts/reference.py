@@ -23,6 +23,7 @@ class Choice(NamedTuple):
         kept: so many groups are kept, and experts are chosen of these: the groups with the largest score of an expert
             (DeepSeek V2, arXiv 2405.04434), with ``sigmoid`` the largest sum of the two best.
         scale: factor on the weights.
+        factors: ``[E]`` fp32, a further one of each expert (Gemma 4); None for none.
     """
 
     sigmoid: bool = False
@@ -30,6 +31,7 @@ class Choice(NamedTuple):
     groups: int = 1
     kept: int = 1
     scale: float = 1.0
+    factors: Tensor | None = None
 
 
 LARGEST = Choice()
@@ -69,6 +71,8 @@ def route(logits: Tensor, k: int, *, normalize: bool, choice: Choice = LARGEST) 
         if normalize:
             # One after the other: a sum's order might go by the number of tokens.
             weights = weights / (weights.cumsum(1)[:, -1:] + SMALLEST)
+    if choice.factors is not None:
+        weights = weights * choice.factors[ids]
     return ids.int(), weights.contiguous() if choice.scale == 1 else weights * choice.scale
 
 

@@ -29,6 +29,7 @@ def route(
         ids=ids,
         weights=weights,
         bias=choice.bias,
+        factors=choice.factors,
         scale=choice.scale,
         stride=logits.stride(0),
         E=experts,
@@ -50,6 +51,7 @@ def _route(
     ids,
     weights,
     bias,
+    factors,
     scale,
     stride,
     E: tl.constexpr,
@@ -94,6 +96,8 @@ def _route(
     else:
         share = tl.exp(value - largest)
         share = share / (tl.sum(share, 0) if NORMALIZE else total)
+    if factors is not None:
+        share *= tl.load(factors + chosen, mask=slot < K, other=0.0)
     tl.store(ids + row * K + slot, chosen, mask=slot < K)
     tl.store(weights + row * K + slot, share * scale, mask=slot < K)
 

@@ -126,14 +126,16 @@ def add_post_norm(
     device: Device,
     group: int | None = None,
     scales: Scales | None = None,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``; ``x`` as above.
 
-    Without a second weight, both results are the same new tensor.
+    Without a second weight, both results are the same new tensor. With ``factor [1]`` fp32, the sum is multiplied by it
+    before it is rounded.
     """
     kind = None if weight is None else "rms"
     each = x, residual, weight, eps, kind, x_bias, all_reduce, sizes, device
-    return _launch(*each, post_weight=post_weight, group=group, scales=scales)
+    return _launch(*each, post_weight=post_weight, group=group, scales=scales, factor=factor)
 
 
 def add(
@@ -167,6 +169,7 @@ def _launch(
     scale: float = 1.0,
     group: int | None = None,
     scales: Scales | None = None,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
@@ -187,6 +190,7 @@ def _launch(
         post_weight=post_weight,
         weight=weight,
         bias=bias,
+        factor=factor,
         normed=normed,
         total=total,
         numbers=None if form is None else form.numbers,
@@ -223,6 +227,7 @@ def _norm(
     post_weight,
     weight,
     bias,
+    factor,
     normed,
     total,
     numbers,
@@ -257,7 +262,7 @@ def _norm(
     if post_weight is not None:
         post_factor = tl.load(post_weight + column, exists, other=0.0)
     if weight is not None:
-        factor = tl.load(weight + column, exists, other=0.0)
+        gain = tl.load(weight + column, exists, other=0.0)
     if bias is not None:
         offset = tl.load(bias + column, exists, other=0.0).to(tl.float32)
     if x_bias is not None:
@@ -287,19 +292,22 @@ def _norm(
     if residual is not None:
         if SCALE != 1.0:
             value *= SCALE
-        rounded = (addend + value).to(dtype)
+        value += addend
+        if factor is not None:
+            value *= tl.load(factor)
+        rounded = value.to(dtype)
         tl.store(total + row * SIZE + column, rounded, inside)
         value = rounded.to(tl.float32)
     if KIND == "rms":
         place = normed + row * SIZE + column
-        result = _rms(value, factor, SIZE, eps, dtype).to(dtype)
+        result = _rms(value, gain, SIZE, eps, dtype).to(dtype)
         tl.store(place, result, inside)
     elif KIND == "layer":
         mean = tl.sum(value, 1, keep_dims=True) * (1.0 / SIZE)
         # From the differences, not from the mean of squares: that loses all digits if the mean is far from 0.
         centred = tl.where(exists, value - mean, 0.0)
         spread = tl.rsqrt(tl.sum(centred * centred, 1, keep_dims=True) * (1.0 / SIZE) + eps)
-        out = centred * spread * factor.to(tl.float32)
+        out = centred * spread * gain.to(tl.float32)
         if bias is not None:
             out += offset
         place = normed + row * SIZE + column

@@ -70,17 +70,21 @@ def add_post_norm(
     x_bias: Tensor | None = None,
     *,
     scales: Scales | None = None,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, see ``add_layer_norm``.
 
     Both norms are as in ``rms_norm``. The first has ``post_weight [H]``, and its result is rounded to the residual's
     dtype before the addition. The second has ``weight [H]``; None: there is none, and both results are the sum.
+    With ``factor [1]`` fp32, the sum is multiplied by it before it is rounded (Gemma 4).
     """
     wide = _wide(x, x_bias, scales)
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if post_weight.dtype == residual.dtype:
         normed = normed.to(residual.dtype)
-    residual = residual + (post_weight * normed).to(residual.dtype)
+    added = (post_weight * normed).to(residual.dtype)
+    summed = residual + added if factor is None else (residual.float() + added.float()) * factor
+    residual = summed.to(residual.dtype)
     return residual if weight is None else rms_norm(residual, weight, eps), residual
 
 

@@ -32,7 +32,7 @@ from rosebatch_kernels.paged_attention.online_softmax import (
     one_column,
     queries,
 )
-from rosebatch_kernels.paged_attention.sizes import Sizes, program_of
+from rosebatch_kernels.paged_attention.sizes import Sizes, is_widest, program_of
 
 
 def attend_shared(
@@ -58,13 +58,15 @@ def attend_shared(
     shape = tokens["SHAPE"]
     program = sizes.shared.narrow if shape.D <= 128 else sizes.shared.large_heads
     max_queries, pieces = QUERIES, sizes.decode.pieces
+    if is_widest(shape.D):
+        program, max_queries = sizes.shared.widest, max_queries // 2
     if pieces:
         # As many keys ahead at most.
         stages = max(min(program.stages, program.stages * program.keys // tile), 1)
         program = program._replace(keys=tile, stages=stages)
         tokens = _with_ready_queries(tokens, sizes=sizes, device=device)
     if tokens["tokens"].qkv.dtype.itemsize == 4:
-        program, max_queries = sizes.shared.fp32, max_queries // 4
+        program, max_queries = sizes.shared.fp32, QUERIES // 4
     rows = min(max_queries, next_power_of_2(MEMBERS * shape.GROUP))
     _attend_shared[(shape.KV_HEADS, len(keys.items), cdiv(MEMBERS * shape.GROUP, rows))](
         **tokens,

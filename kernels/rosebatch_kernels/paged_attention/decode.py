@@ -27,7 +27,7 @@ from rosebatch_kernels.common.decode_step import (
 )
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.head_norms import HeadNorm
-from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
+from rosebatch_kernels.common.heads import normed_and_rotated, normed_values, turn, weight_halves
 from rosebatch_kernels.common.kv_tiles import load_tile, pages_of, place_in, place_of, store, stored
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
 from rosebatch_kernels.common.scores import capped, scaled, score_factors, sink_weights
@@ -262,6 +262,7 @@ def _decode(
         place = place_of(pages, position, SHAPE)
         if APPEND:
             k_new = normed_and_rotated(k_halves, k_weights, turned, SHAPE)
+            v_new = normed_values(v_new, k_weights, SHAPE)
             k_read, v_read = store(pages, place, k_new, v_new, d < SHAPE.D, SHAPE.D)
         else:
             k_read, v_read = stored(pages, place, d < SHAPE.D, SHAPE.D)

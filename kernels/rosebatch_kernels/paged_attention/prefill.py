@@ -28,7 +28,7 @@ from rosebatch_kernels.common.tiles import (
     tile_of_program,
 )
 from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, queries, values
-from rosebatch_kernels.paged_attention.sizes import HopperProgram, Sizes, has_own_tiles
+from rosebatch_kernels.paged_attention.sizes import HopperProgram, Sizes, prefill_program_of
 
 # Channels of a head that the registers of Hopper's own kernel hold.
 _MAX_SIZE_ON_HOPPER = 256
@@ -77,10 +77,7 @@ def prefill(
         options = {"window": window, "soft_cap": soft_cap, "sinks": sinks, "program": on_hopper, "device": device}
         return kernel(q, cache, block_table, tiles, num_heads=num_heads, scale=scale, **options)
     out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
-    program = sizes.prefill.fp32
-    if q.dtype.itemsize == 2:
-        own = has_own_tiles(cache.shape[-1], e4m3=scales is not None)
-        program = sizes.prefill.e4m3 if own else sizes.prefill.narrow
+    program = prefill_program_of(cache.shape[-1], q.dtype, e4m3=scales is not None, sizes=sizes)
     _prefill[(num_heads, len(tiles))](
         **arguments,
         scales=scales,

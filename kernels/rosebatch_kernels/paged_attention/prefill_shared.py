@@ -16,7 +16,7 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import score_factors
 from rosebatch_kernels.common.tiles import load_queries, prefill_arguments, rows_of_tile, store_result
 from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, queries, values
-from rosebatch_kernels.paged_attention.sizes import Sizes
+from rosebatch_kernels.paged_attention.sizes import Sizes, prefill_program_of
 
 
 def prefill_shared(
@@ -54,7 +54,7 @@ def prefill_shared(
         ``[T, heads · D]``.
     """
     out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
-    program = sizes.prefill.fp32 if q.dtype.itemsize == 4 else sizes.prefill.shared
+    program = prefill_program_of(cache.shape[-1], q.dtype, e4m3=scales is not None, shares=True, sizes=sizes)
     _prefill_shared[(num_heads, len(tiles))](
         **arguments,
         pieces=pieces,

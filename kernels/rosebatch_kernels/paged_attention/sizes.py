@@ -14,6 +14,8 @@ _PART_REGISTERS, _MAX_REGISTERS = 2**14, 255
 _WARP_THREADS = 32
 # Channels of a head.
 _MAX_SIZE_OF_E4M3 = 128
+# Above this, two tiles of keys nearly fill a multiprocessor's memory, and sums the registers of few warps.
+_MAX_USUAL_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class DecodeSizes:
         one_head: for 16 bits and one query head to a K/V head.
         group: for 16 bits and several query heads to a K/V head.
         group_e4m3: the same with a cache of e4m3, see ``has_own_tiles``, measured on an H200.
+        widest: for 16 bits and heads of more than 256 channels; not measured.
         group_registers: of a thread at most, where sequences are undivided, by channels of a head, measured on an H200.
             The first with the fewest rounds of programs is taken, because the last round may be nearly empty. Where
             keys are shared, it is the last: their kernel leaves few multiprocessors. Heads of more than 128 channels
@@ -46,6 +49,7 @@ class DecodeSizes:
     one_head: Program
     group: Program
     group_e4m3: Program
+    widest: Program
     group_registers: tuple[tuple[int, tuple[int | None, ...]], ...] = (
         (129, (None,)),
         (65, (184, 168)),
@@ -67,11 +71,13 @@ class SharedSizes:
         fp32: for fp32, with a quarter of the queries.
         narrow: for 16 bits.
         large_heads: for 16 bits and heads of more than 128 channels.
+        widest: for 16 bits and heads of more than 256 channels, with half of the queries.
     """
 
     fp32: Program
     narrow: Program
     large_heads: Program
+    widest: Program
 
 
 class HopperProgram(NamedTuple):
@@ -97,6 +103,7 @@ class PrefillSizes:
         narrow: for 16-bit types.
         e4m3: for 16-bit types and a cache of e4m3, see ``has_own_tiles``, measured on an H200.
         shared: for 16-bit types where chunks share tiles.
+        widest: for 16-bit types and heads of more than 256 channels; not measured.
         hopper: for 16-bit types on Hopper, by channels of a head; empty to leave its own kernel out. Measured on an
             H200.
         fuses: whether the compiler may round products and sums together. It does so where all rows see all keys of a
@@ -108,6 +115,7 @@ class PrefillSizes:
     narrow: Program
     e4m3: Program
     shared: Program
+    widest: Program
     hopper: tuple[tuple[int, HopperProgram], ...] = ()
     fuses: bool = True
 
@@ -130,6 +138,7 @@ _DECODE = DecodeSizes(
     one_head=Program(keys=32, warps=1, stages=2),
     group=Program(keys=32, warps=2, stages=3),
     group_e4m3=Program(keys=64, warps=1, stages=2),
+    widest=Program(keys=32, warps=4, stages=2),
 )
 SIZES = table(
     Sizes(
@@ -138,12 +147,14 @@ SIZES = table(
             fp32=Program(keys=16, warps=4, stages=1),
             narrow=Program(keys=64, warps=8, stages=3),
             large_heads=Program(keys=32, warps=8, stages=3),
+            widest=Program(keys=32, warps=8, stages=2),
         ),
         prefill=PrefillSizes(
             fp32=Program(keys=16, warps=8, stages=1),
             narrow=Program(keys=32, warps=4, stages=3),
             e4m3=Program(keys=128, warps=4, stages=2),
             shared=Program(keys=32, warps=4, stages=3),
+            widest=Program(keys=32, warps=8, stages=2),
             hopper=(
                 (129, HopperProgram(keys=64, q_stages=1, k_stages=3, v_stages=2)),
                 (65, HopperProgram(keys=128, q_stages=2, k_stages=3, v_stages=2)),
@@ -152,17 +163,19 @@ SIZES = table(
         ),
     ),
     sm_86=Sizes(
-        decode=_DECODE,
+        decode=replace(_DECODE, widest=Program(keys=16, warps=4, stages=2)),
         shared=SharedSizes(
             fp32=Program(keys=16, warps=4, stages=1),
             narrow=Program(keys=32, warps=8, stages=2),
             large_heads=Program(keys=16, warps=8, stages=2),
+            widest=Program(keys=16, warps=8, stages=1),
         ),
         prefill=PrefillSizes(
             fp32=Program(keys=16, warps=8, stages=1),
             narrow=Program(keys=32, warps=4, stages=2),
             e4m3=Program(keys=64, warps=4, stages=2),
             shared=Program(keys=32, warps=4, stages=2),
+            widest=Program(keys=16, warps=8, stages=2),
         ),
     ),
 )
@@ -247,6 +260,11 @@ def tile_rows(group: int, dtype: torch.dtype, *, sizes: Sizes) -> int:
     return max(16, 1 << (group - 1).bit_length())
 
 
+def is_widest(size: int) -> bool:
+    """Whether programs for heads of so many channels have sizes of their own."""
+    return size > _MAX_USUAL_SIZE
+
+
 def has_own_tiles(size: int, *, e4m3: bool) -> bool:
     """Whether programs over a cache of e4m3 have sizes of their own: heads of more channels nearly fill its memory."""
     return e4m3 and size <= _MAX_SIZE_OF_E4M3
@@ -261,6 +279,19 @@ def program_of(group: int, size: int, dtype: torch.dtype, *, e4m3: bool, sizes: 
     """Sizes of a program for ``group`` query heads to a K/V head, of ``size`` channels, and a cache of e4m3 or not."""
     if dtype.itemsize == 4:
         return sizes.decode.fp32
+    if is_widest(size):
+        return sizes.decode.widest
     if group == 1:
         return sizes.decode.one_head
     return sizes.decode.group_e4m3 if has_own_tiles(size, e4m3=e4m3) else sizes.decode.group
+
+
+def prefill_program_of(size: int, dtype: torch.dtype, *, e4m3: bool, shares: bool = False, sizes: Sizes) -> Program:
+    """Sizes of a prefill program, for heads of ``size`` channels; ``shares``: of tiles that chunks share."""
+    if dtype.itemsize == 4:
+        return sizes.prefill.fp32
+    if is_widest(size):
+        return sizes.prefill.widest
+    if shares:
+        return sizes.prefill.shared
+    return sizes.prefill.e4m3 if has_own_tiles(size, e4m3=e4m3) else sizes.prefill.narrow

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
-from rosebatch_kernels.common.heads import halves, normed_and_rotated, shape_of, turn, weight_halves
+from rosebatch_kernels.common.heads import halves, normed_and_rotated, normed_values, shape_of, turn, weight_halves
 from rosebatch_kernels.common.kv_tiles import pages_of, place_of, store
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, value_at
@@ -34,6 +34,7 @@ def prepare(
     qk_norm: HeadNorm | None = None,
     rotary_rows: Tensor | None = None,
     scales: Tensor | None = None,
+    append: bool = True,
     device: Device,
 ) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
@@ -58,6 +59,7 @@ def prepare(
         SHAPE=shape,
         HEADS_WIDTH=heads_width,
         KV_WIDTH=next_power_of_2(shape.KV_HEADS),
+        APPEND=append,
         num_warps=value_at(_WARPS, heads_width * shape.WIDTH),
         **launch_options(device),
     )
@@ -176,6 +178,7 @@ def _prepare(
     SHAPE: tl.constexpr,
     HEADS_WIDTH: tl.constexpr,
     KV_WIDTH: tl.constexpr,
+    APPEND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -197,11 +200,15 @@ def _prepare(
         # All threads must read both halves before any thread overwrites one.
         tl.debug_barrier()
         tl.store(heads + d, q, mask=real & (d < SHAPE.D))
+    if not APPEND:
+        return
     h = tl.arange(0, KV_WIDTH)[:, None]
     real = h < SHAPE.KV_HEADS
     k_halves = halves(start + (SHAPE.HEADS + h) * SHAPE.D, real, SHAPE)
-    k = normed_and_rotated(k_halves, weight_halves(k_norm, h, real, SHAPE), turned, SHAPE)
+    k_weight = weight_halves(k_norm, h, real, SHAPE)
+    k = normed_and_rotated(k_halves, k_weight, turned, SHAPE)
     mask = real & (d < SHAPE.D)
-    v = tl.load(start + (SHAPE.HEADS + SHAPE.KV_HEADS + h) * SHAPE.D + d, mask=mask)
+    v = tl.load(start + (SHAPE.HEADS + SHAPE.KV_HEADS + h) * SHAPE.D + d, mask=mask, other=0.0)
+    v = normed_values(v, k_weight, SHAPE)
     pages = pages_of(cache, scales, num_blocks, block_table + row * table_stride, h, SHAPE)
     store(pages, place_of(pages, position, SHAPE), k, v, mask, SHAPE.D)

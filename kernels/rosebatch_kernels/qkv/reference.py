@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.head_norms import HeadNorm
+from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.kv_cache.layout import cache_rows
-from rosebatch_kernels.kv_cache.reference import append
 from rosebatch_kernels.norm.reference import rms_norm
 from rosebatch_kernels.qkv.torch_heads import split_heads
 
@@ -24,11 +24,12 @@ def prepare(
     qk_norm: HeadNorm | None = None,
     rotary_rows: Tensor | None = None,
     scales: Tensor | None = None,
+    append: bool = True,
 ) -> None:
     """Normalise and rotate q in place. Normalise and rotate k, and write k and v to the cache.
 
     Args:
-        qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v; q is overwritten.
+        qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v; q is overwritten. Without ``append``, q alone.
         cache: ``[2, blocks, kv_heads, block_size, D]``, written in place.
         block_table: ``[S, M]`` int32 block ids, rows at any stride.
         rows: ``[T]`` int32, each token's row of the block table; a token with -1 is skipped.
@@ -39,15 +40,19 @@ def prepare(
         qk_norm: of each head, before the rotation.
         rotary_rows: ``[T]`` int32, each token's row of ``rotary``; None if it is the position.
         scales: of a cache of e4m3, written in place; see ``rosebatch_kernels.common.e4m3``.
+        append: False where an earlier layer has written k and v: then only q is prepared.
     """
     real = rows >= 0
     qkv_real, where = qkv[real], positions[real].long()
     rotary_rows = where if rotary_rows is None else rotary_rows[real].long()
     _, _, kv_heads, block_size, size = cache.shape
     turned = None if rotary is None else (rotary[0][rotary_rows, None], rotary[1][rotary_rows, None])
+    if not append:
+        qkv_real, kv_heads = qkv_real[:, : num_heads * size], 0
     q, k, v = split_heads(qkv_real, num_heads, kv_heads, turned, qk_norm)
     qkv[real, : num_heads * size] = q.reshape(len(q), -1)
-    append(cache, k, v, cache_rows(block_table, rows[real], where, kv_heads, block_size), scales)
+    if append:
+        kv_cache.append(cache, k, v, cache_rows(block_table, rows[real], where, kv_heads, block_size), scales)
 
 
 def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadUClip, QKNorm, WholeRMSNorm
+from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadUClip, QKNorm, ValueRMSNorm, WholeRMSNorm
 from rosebatch_kernels.norm.reference import rms_norm
 from rosebatch_kernels.uclip.reference import uclip_norm
 
@@ -33,7 +33,7 @@ def split_heads(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: QKNorm | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of packed tokens, with q and k normalised and rotated.
+    """q, k and v of packed tokens, with q and k normalised and rotated, and v perhaps normalised.
 
     Args:
         qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v.
@@ -52,6 +52,8 @@ def split_heads(
     rotated = heads[:, : num_heads + kv_heads]
     if qk_norm is not None:
         rotated = torch.cat(normed_heads(q, k, qk_norm), dim=1)
+    if isinstance(qk_norm, ValueRMSNorm):
+        v = normed_values(v, qk_norm.eps)
     if rotary is not None:
         rotated = rope(rotated, *rotary)
     q, k = rotated.split((num_heads, kv_heads), dim=1)
@@ -68,6 +70,12 @@ def normed_heads(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
         return q, k
     normed = _head_layer_norm if isinstance(norm, HeadLayerNorm) else rms_norm
     return normed(q, q_weight, eps), normed(k, k_weight, eps)
+
+
+def normed_values(v: Tensor, eps: float) -> Tensor:
+    """RMSNorm over each head of v ``[T, kv_heads, D]``, without a weight; fp32 inside, rounded once."""
+    wide = v.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(v.dtype)
 
 
 def _head_layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
