@@ -87,7 +87,8 @@ def needed_kv_memory(case: Case) -> int:
     source = case.source
     whole = bytes_for_longest(source.config, block, source.dtype, totals, slots, chunk, source.draft_planes)
     # Each process has some of the K/V heads.
-    return -(-whole // min(case.config.tensor_parallel_size, source.config.num_kv_heads))
+    fewest = min(source.config.num_kv_heads, source.config.of_window(0).num_kv_heads)
+    return -(-whole // min(case.config.tensor_parallel_size, fewest))
 
 
 def launch_case(config: RunConfig) -> Launched:

@@ -6,12 +6,15 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rosebatch.config.classifier import ClassifierConfig
+from rosebatch.config.full_heads import FullHeadsConfig
 from rosebatch.config.gated_delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.latent import LatentConfig
+from rosebatch.config.layer_inputs import LayerInputsConfig
 from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE, require_in
 from rosebatch.config.mamba2 import MambaConfig
 from rosebatch.config.multipliers import MultipliersConfig
+from rosebatch.config.shared_kv import SharedKVConfig
 from rosebatch.config.short_conv import ConvConfig
 from rosebatch.host.model_files import shown
 
@@ -35,6 +38,8 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         original_max_position_embeddings: trained length, for all kinds but ``linear``.
         attention_factor: on cos and sin, for ``yarn`` and ``longrope``.
         truncate: whether yarn rounds the bounds of its ramp to whole channels.
+        spread: channels that the frequencies are spread over, of which the first are taken; 0 for those that are
+            rotated (Gemma 4 spreads them over whole heads).
         short_factor, long_factor: of each channel pair; the second holds where the model's most tokens exceed the
             trained length.
     """
@@ -49,6 +54,7 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    spread: int = 0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
 
@@ -59,6 +65,9 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {shown(value)}")
         require_in("original_max_position_embeddings", self.original_max_position_embeddings, 1, MAX_SIZE)
+        require_in("spread", self.spread, 0, MAX_SIZE)
+        if self.spread and self.scaling not in ("default", "linear"):
+            raise ValueError(f"spread is not supported with {self.scaling}")
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(
                 f"low_freq_factor {self.low_freq_factor} must be below high_freq_factor {self.high_freq_factor}"
@@ -74,7 +83,7 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True):
-    """Routed experts in place of the MLP of some layers.
+    """Routed experts in place of the MLP of some layers, or beside it.
 
     Attributes:
         layers: whether a layer has experts, for each layer; the others have a dense MLP of ``intermediate_size``.
@@ -90,6 +99,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         kept_groups: the best groups, of which a token's experts are.
         weight_scale: factor on their weights.
         wide_router: whether the router's product is in fp32, whatever the dtype of the run.
+        beside_mlp: whether such a layer has its dense MLP as well.
     """
 
     layers: tuple[bool, ...]
@@ -104,6 +114,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     kept_groups: int = 1
     weight_scale: float = 1.0
     wide_router: bool = False
+    beside_mlp: bool = False
 
     def __post_init__(self) -> None:
         require_in("num_experts", self.num_experts, 1, _MAX_EXPERTS)
@@ -194,6 +205,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         attention_layers: whether a layer has attention, for each layer; None: all that keep no state.
         mlp_layers: whether a layer has an MLP or experts, for each layer; None: all.
         latent: latent attention in every layer; ``num_kv_heads`` is 1 then.
+        full_heads: K/V heads of layers without a sliding window, where they differ; see ``of_layer``.
+        shared_kv: last layers that read the K and V of others; None if each layer has its own.
+        layer_inputs: further embeddings for each layer; None for none.
         experts: routed experts; None for a dense MLP in every layer.
         bidirectional: whether a token sees those after it too. A prompt is then computed in one step, and nothing is
             kept of it; a sliding window has the keys on each side, the query's own included.
@@ -243,6 +257,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     attention_layers: tuple[bool, ...] | None = None
     mlp_layers: tuple[bool, ...] | None = None
     latent: LatentConfig | None = None
+    full_heads: FullHeadsConfig | None = None
+    shared_kv: SharedKVConfig | None = None
+    layer_inputs: LayerInputsConfig | None = None
     experts: ExpertsConfig | None = None
     bidirectional: bool = False
     token_types: int = 0
@@ -290,6 +307,15 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             require_in("rotary_dim of latent attention", self.rotary_dim, 2, self.head_dim - 1)
             if self.rotary_dim % 2:
                 raise ValueError(f"rotary_dim {self.rotary_dim} is odd: latent attention has whole pairs")
+        if self.full_heads and self.num_heads % self.full_heads.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} is no multiple of {self.full_heads.num_kv_heads} K/V heads")
+        if self.shared_kv:
+            own = self.num_layers - self.shared_kv.layers
+            windows = [self.sliding_window(layer) for layer in range(self.num_layers)]
+            if not {*windows[:own]} >= {*windows}:
+                raise ValueError("layers that share K and V need one with the same window before them")
+        if self.layer_inputs and self.layer_inputs.vocab_size < self.vocab_size:
+            raise ValueError(f"layer_inputs.vocab_size {self.layer_inputs.vocab_size} is below {self.vocab_size}")
 
     def _check_rope(self) -> None:
         if self.rope is None:
@@ -335,7 +361,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         elif self.latent:
             layers = ((Planes(1, self.latent.rank + self.rotary_dim),),) * self.num_layers
         else:
-            layers = ((Planes(self.num_kv_heads, self.head_dim, 2),),) * sum(self.attends)
+            each = [self.of_window(window) for window in self.kv_windows]
+            layers = tuple((Planes(own.num_kv_heads, own.head_dim, 2),) for own in each)
         return tuple(
             e4m3_planes(*planes) if self.stores_e4m3(window) else planes
             for planes, window in zip(layers, self.kv_windows, strict=True)
@@ -366,7 +393,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def mixer_channels(self) -> int:
         """Numbers of a token that a layer's mixer has at most, its result left out."""
-        qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        kinds = self, self.of_window(0)
+        qkv = max((own.num_heads + 2 * own.num_kv_heads) * own.head_dim for own in kinds)
         if self.latent:
             # The projections, q and results over latents, and results over values.
             latent, width = self.latent, self.latent.rank + self.rotary_dim
@@ -390,11 +418,35 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """``sliding_window`` of each layer with a KV cache."""
         if self.bidirectional:
             return []
-        return [self.sliding_window(layer) for layer, own in enumerate(self.attends) if own]
+        own = self.attends[: self.num_layers - (self.shared_kv.layers if self.shared_kv else 0)]
+        return [self.sliding_window(layer) for layer, attends in enumerate(own) if attends]
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose K and V this one reads; the same number if it has its own."""
+        own = self.num_layers - (self.shared_kv.layers if self.shared_kv else 0)
+        window = self.sliding_window(layer)
+        return layer if layer < own else max(each for each in range(own) if self.sliding_window(each) == window)
+
+    def inner_size(self, layer: int) -> int:
+        """``intermediate_size`` of this layer's MLP."""
+        wide = self.shared_kv is not None and self.shared_kv.wide_mlp and self.kv_layer(layer) != layer
+        return self.intermediate_size * (1 + wide)
 
     def sliding_window(self, layer: int) -> int:
         """Keys a query of this layer sees, its own included; 0 for all."""
         return self.sliding_windows[layer] if self.sliding_windows else 0
+
+    def of_layer(self, layer: int) -> "ModelConfig":
+        """The shape with this layer's K/V heads as those of all layers."""
+        return self.of_window(self.sliding_window(layer))
+
+    def of_window(self, window: int) -> "ModelConfig":
+        """The same of layers with this window."""
+        full = self.full_heads
+        if full is None or window:
+            return self
+        heads = {"num_kv_heads": full.num_kv_heads, "head_dim": full.head_dim, "rotary_dim": full.rotary_dim}
+        return msgspec.structs.replace(self, full_heads=None, **heads)
 
     def layer_rope(self, layer: int) -> RopeConfig | None:
         """Rotary positions of this layer; None if it has none."""
@@ -404,7 +456,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def attention_scale(self, layer: int) -> float:
         """Factor on q·k in this layer."""
-        return self.attention_scales[layer] if self.attention_scales else self.head_dim**-0.5
+        return self.attention_scales[layer] if self.attention_scales else self.of_layer(layer).head_dim ** -0.5
 
 
 def scaled_length(length: int, scaling: str | None, factor: float, trained: int) -> int:

@@ -187,7 +187,7 @@ def build_engine(
 
 def _cached(loaded: LoadedModel) -> Sequence[tuple[tuple[Planes, ...], int]]:
     """Planes and window of each layer that keeps K and V; of a head for drafts, at the end."""
-    layers = [(spec.planes, spec.window) for spec in loaded.model.mixers if spec.planes]
+    layers = [(spec.planes, spec.window) for spec in loaded.model.mixers if spec.planes and not spec.shares]
     return layers if loaded.head is None else [*layers, (loaded.head.planes, 0)]
 
 

@@ -23,7 +23,11 @@ _ROUTER_ROWS = 8
 
 
 class ExpertNames(NamedTuple):
-    """Names of a layer's tensors: the router, an expert's three matrices after ``expert.NUMBER``, a shared expert."""
+    """Names of a layer's tensors: the router, an expert's three matrices after ``expert.NUMBER``, a shared expert.
+
+    With ``whole``, the matrices of all experts in one tensor have a name that begins with ``expert``, too. ``factors``
+    are on the weights of what the router chose, one of each expert.
+    """
 
     router: str = "mlp.gate"
     expert: str = "mlp.experts"
@@ -31,6 +35,8 @@ class ExpertNames(NamedTuple):
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "mlp.shared_expert"
+    whole: bool = False
+    factors: str | None = None
 
 
 # The names that transformers 5 has in memory: the matrices of all experts in one tensor.
@@ -71,9 +77,10 @@ class ExpertsMLP:
     has_gate: bool = False
     wide: bool = False
 
-    def __call__(self, normed: Tensor) -> Partial:
-        """See ``rosebatch.model.sublayers.MLP``."""
-        logits = self.router(normed.float() if self.wide else normed)
+    def __call__(self, normed: Tensor, of_router: Tensor | None = None) -> Partial:
+        """See ``rosebatch.model.sublayers.MLP``; ``of_router [T, H]`` is what the router reads, if not the same."""
+        of_router = normed if of_router is None else of_router
+        logits = self.router(of_router.float() if self.wide else of_router)
         shared = None
         if self.shared is not None:
             gate = logits[:, self.num_experts : self.num_experts + 1] if self.has_gate else None
@@ -95,6 +102,9 @@ def load_experts(
     bias = None
     if experts.sigmoid:
         bias = weights.get(f"{name}.e_score_correction_bias", shape[:1], dtype=torch.float32, fill=0.0)
+    factors = None
+    if names.factors is not None:
+        factors = weights.get(f"{prefix}{names.factors}", shape[:1], dtype=torch.float32, fill=1.0)
     gate_up = load_matrices(weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden))
     down = load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner))
     routed = Experts(
@@ -103,7 +113,7 @@ def load_experts(
         activation=EXPERT_GATES[config.activation],
         k=experts.experts_per_token,
         normalize=experts.normalize,
-        choice=Choice(experts.sigmoid, bias, experts.groups, experts.kept_groups, experts.weight_scale),
+        choice=Choice(experts.sigmoid, bias, experts.groups, experts.kept_groups, experts.weight_scale, factors),
     )
     router = load_weight(weights, f"{name}.weight", shape, dtype=wide)
     if experts.shared_gate:
@@ -152,7 +162,8 @@ def load_matrices(
     """
     assert config.experts is not None
     (rows, width), count = shape, config.experts.num_experts
-    name, of_all = f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width)
+    of_all = (count, len(parts) * rows, width)
+    name = f"{prefix}{names.expert if names.whole else _WHOLE.expert}.{whole}"
     if not is_stored(weights, f"{prefix}{names.expert}.0.{parts[0]}.weight", shape):
         # Qwen3-VL's files have them turned.
         turned = weights.shape(name) == (count, width, len(parts) * rows) != of_all

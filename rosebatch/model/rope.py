@@ -54,13 +54,14 @@ def layer_rotaries(config: ModelConfig, like: Tensor) -> list[Rotary | None]:
     Raises:
         UserError: see ``rope_tables``.
     """
-    ropes = [config.layer_rope(layer) for layer in range(config.num_layers)]
+    each = [config.of_layer(layer) for layer in range(config.num_layers)]
+    kinds = [(config.layer_rope(layer), own.rotary_dim or own.head_dim) for layer, own in enumerate(each)]
     tables = {
-        rope: rope_tables(rope, config.rotary_dim or config.head_dim, config.max_model_len, like.dtype, like.device)
-        for rope in dict.fromkeys(ropes)
+        (rope, channels): rope_tables(rope, channels, config.max_model_len, like.dtype, like.device)
+        for rope, channels in dict.fromkeys(kinds)
         if rope is not None
     }
-    return [None if rope is None else tables[rope] for rope in ropes]
+    return [None if rope is None else tables[rope, channels] for rope, channels in kinds]
 
 
 def rope_tables(rope: RopeConfig, channels: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:
@@ -88,13 +89,27 @@ def rope_tables(rope: RopeConfig, channels: int, max_len: int, dtype: torch.dtyp
 def interleaved_qkv_order(config: ModelConfig) -> Tensor:
     """The rows of a q, k and v projection whose checkpoint rotates channel ``2i`` with ``2i + 1``.
 
-    In this order, channel ``i`` is rotated with ``i + rotary_size / 2``. Both q and k are reordered, which leaves q·k
-    as it was.
+    In this order, channel ``i`` is rotated with ``i + rotary_size / 2``.
+    """
+    return qkv_order(config, pairs_to_halves(config))
+
+
+def qkv_order(config: ModelConfig, channels: Tensor) -> Tensor:
+    """The rows of a q, k and v projection, with the channels of each head ``[D]`` of q and k in this order.
+
+    Both are reordered, which leaves q·k as it was.
     """
     rows = torch.arange((config.num_heads + 2 * config.num_kv_heads) * config.head_dim).view(-1, config.head_dim)
     turned = config.num_heads + config.num_kv_heads
-    rows[:turned] = rows[:turned, pairs_to_halves(config)]
+    rows[:turned] = rows[:turned, channels]
     return rows.flatten()
+
+
+def halves_together(config: ModelConfig) -> Tensor:
+    """The channels of a head ``[D]``, those that are rotated first: a checkpoint has half of them in each half."""
+    half, rotated = config.head_dim // 2, config.rotary_size // 2
+    first, second = torch.arange(half), torch.arange(half, config.head_dim)
+    return torch.cat((first[:rotated], second[:rotated], first[rotated:], second[rotated:]))
 
 
 def pairs_to_halves(config: ModelConfig) -> Tensor:
@@ -105,7 +120,7 @@ def pairs_to_halves(config: ModelConfig) -> Tensor:
 
 def _inverse_frequencies(rope: RopeConfig, size: int, *, is_long: bool = False) -> Tensor:
     """Radians per position of each channel pair: ``[ceil(size / 2)]`` fp32."""
-    frequencies = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / (rope.spread or size))
     if rope.scaling == "linear":
         return frequencies / rope.factor
     if rope.scaling == "llama3":

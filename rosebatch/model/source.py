@@ -96,13 +96,19 @@ class ModelSource:
     @property
     def adapter_bytes(self) -> int:
         """What all of ``by_row`` take beside the weights, at most, if each has products of its own."""
-        return sum(adapter.by_row_numbers for adapter in self.by_row) * self.dtype.itemsize
+        return sum(adapter.by_row_numbers(self._reads) for adapter in self.by_row) * self.dtype.itemsize
 
     @property
     def adapter_slot_bytes(self) -> int:
         """Of a slot of a stack for kernels, which has room for any of ``by_row``."""
         sizes = {name: each.a.shape[1] + each.b.shape[0] for own in self.by_row for name, each in own.pairs}
-        return stacked_ranks(max(self.adapter_ranks, default=0)) * sum(sizes.values()) * self.dtype.itemsize
+        numbers = sum(self._reads(name) * size for name, size in sizes.items())
+        return stacked_ranks(max(self.adapter_ranks, default=0)) * numbers * self.dtype.itemsize
+
+    def _reads(self, name: str) -> int:
+        """How often the model reads a matrix, at most: that of keys makes values, too, where these are the same."""
+        full = self.config.full_heads
+        return 2 if full and full.keys_are_values and name.endswith("k_proj.weight") else 1
 
     @property
     def adapter_ranks(self) -> tuple[int, ...]:

@@ -103,6 +103,7 @@ def load_projections(
     order: Tensor | None = None,
     gated: bool = False,
     transposed: bool = False,
+    keys: bool = True,
 ) -> tuple[range, range, Linear, Linear]:
     """The projections of a layer's attention; see ``load_linear`` for the names.
 
@@ -110,6 +111,7 @@ def load_projections(
         order: the rows of q, k and v, in the order that attention wants; None for the stored order.
         gated: whether the first has a gate for each of q's channels, after v.
         transposed: see ``load_weight``.
+        keys: whether the first makes k and v, or q alone.
 
     Returns:
         heads and K/V heads of this process, and its products before and after attention.
@@ -118,7 +120,7 @@ def load_projections(
     q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
     q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
-    pieces, sizes = [(q_size, q), (kv_size, kv), (kv_size, kv)], ((1 + gated) * q_size, kv_size, kv_size)
+    pieces, sizes = [(q_size, q), *[(kv_size, kv)] * 2 * keys], ((1 + gated) * q_size, *(kv_size, kv_size) * keys)
     own = columns(*pieces, *pieces[:gated])
     linear = partial(load_linear, ops, weights, transposed=transposed)
     qkv = linear(qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=order, own=own)

@@ -33,6 +33,8 @@ WHOLES = {
     "DeepseekVLForConditionalGeneration": Whole("deepseek_vl", "DeepSeek-VL", "llama", tied=True),
     "FastVlmForConditionalGeneration": Whole("fast_vlm", "FastVLM", "qwen2"),
     "Gemma3ForConditionalGeneration": Whole("gemma3", "Gemma 3", "gemma3_text", tied=True),
+    "Gemma4ForConditionalGeneration": Whole("gemma4", "Gemma 4", "gemma4_text", tied=True),
+    "Gemma4UnifiedForConditionalGeneration": Whole("gemma4_unified", "Gemma 4 12B", "gemma4_unified_text", tied=True),
     "Glm46VForConditionalGeneration": Whole("glm46v", "GLM-4.6V-Flash", "glm4v_text"),
     "Glm4vForConditionalGeneration": Whole("glm4v", "GLM-4.1V", "glm4v_text"),
     "GlmOcrForConditionalGeneration": Whole("glm_ocr", "GLM-OCR", "glm_ocr_text"),

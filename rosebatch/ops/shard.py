@@ -56,5 +56,6 @@ def require_divisible(config: ModelConfig, size: int) -> None:
     for what, count in counts.items():
         if count % size:
             raise FlagError(f"{flag}: the model has {count} {what}, which cannot be divided by {size}")
-    if config.num_kv_heads % size and size % config.num_kv_heads:
-        raise FlagError(f"{flag}: the model has {config.num_kv_heads} K/V heads; take a divisor or a multiple")
+    for kv_heads in (config.num_kv_heads, config.of_window(0).num_kv_heads):
+        if kv_heads % size and size % kv_heads:
+            raise FlagError(f"{flag}: the model has {kv_heads} K/V heads; take a divisor or a multiple")

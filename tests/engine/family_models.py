@@ -29,6 +29,9 @@ def _shape(kind: str, values: dict[str, Any]) -> ModelConfig:
     if kind == "GPTNeoXConfig":
         # Its heads have no size of their own.
         del sizes["head_dim"]
+    if "num_kv_shared_layers" in values:
+        # Those that share, and one of each kind before them.
+        sizes |= {"num_hidden_layers": 4, "layer_types": values["layer_types"][1:5]}
     if "kv_lora_rank" in values:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     return parse_model_config({**values, **short, **sizes}, kind)

@@ -236,7 +236,7 @@ def make_cache(model, blocks, ops):
 
 
 def _cached(model):
-    return [spec for spec in model.mixers if spec.planes]
+    return [spec for spec in model.mixers if spec.planes and not spec.shares]
 
 
 def _groups(model):

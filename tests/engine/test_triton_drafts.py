@@ -70,7 +70,7 @@ def run(engine, given=None):
     return done
 
 
-MODELS = ["llama", "gpt2", "softmaxes", "uneven", "e4m3", "deepseek_v3"]
+MODELS = ["llama", "gpt2", "softmaxes", "uneven", "e4m3", "deepseek_v3", "gemma4_e"]
 
 
 @pytest.fixture(scope="module")

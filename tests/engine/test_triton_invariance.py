@@ -103,6 +103,7 @@ def in_company(name, rows, off=(), blocks=60, host_blocks=0):
         ("bamba", ()),
         ("hp1", ()),
         ("deepseek_v3", ()),
+        ("gemma4_e", ()),
     ],
 )
 def test_a_row_alone_in_company_and_preempted(name, off):

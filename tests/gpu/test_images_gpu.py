@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 NAMES = (
     "Gemma3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration-E2B",
     "Qwen3VLForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
@@ -28,6 +29,7 @@ NAMES = (
 )
 WAITING = {
     "Gemma4ForConditionalGeneration": "a mask",
+    "Gemma4ForConditionalGeneration-E2B": "a mask",
     "Mistral3ForConditionalGeneration": "the sizes of images",
     "LlavaOnevisionForConditionalGeneration": "the lengths of images",
     "SmolVLMForConditionalGeneration": "which tiles are padding",

@@ -62,7 +62,23 @@ _ROUTED = {
     "routed_scaling_factor": 1.3,
 }
 _GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
-
+_GEMMA4: dict[str, Any] = {
+    **_UNTIED,
+    "vocab_size_per_layer_input": 211,
+    "head_dim": 24,
+    "sliding_window": 24,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 40,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        # 6 of 20 pairs.
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.3, "rope_theta": 2000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    },
+}
+_EXPERTS_OF_GEMMA4 = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 28}
 _MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 20}
 _GRANITE = {
     "embedding_multiplier": 3.0,
@@ -146,6 +162,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 20000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
             },
+        },
+    ),
+    # As 31B, 26B-A4B and E2B.
+    "gemma4": ("Gemma4TextConfig", {**_GEMMA4, "final_logit_softcapping": 7.0}),
+    "gemma4_unified": (
+        "Gemma4UnifiedTextConfig",
+        {
+            **{key: value for key, value in _GEMMA4.items() if "per_layer_input" not in key},
+            "num_global_key_value_heads": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 2000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "gemma4_moe": ("Gemma4TextConfig", {**_GEMMA4, **_EXPERTS_OF_GEMMA4}),
+    "gemma4_e": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": False,
+            "num_hidden_layers": 5,
+            "layer_types": [*_GEMMA4["layer_types"], "sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 10,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
         },
     ),
     "phi3": ("Phi3Config", {**_SIZES, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.75}}),
@@ -295,6 +337,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3-pattern": ("Gemma3TextConfig", {**_GEMMA, "sliding_window_pattern": 2, "final_logit_softcapping": 9.0}),
+    "gemma4-scaled": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "factor": 4.0, "rope_theta": 2000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    # Layers share K and V whose values are the keys; experts as well.
+    "gemma4_e-experts": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            **_EXPERTS_OF_GEMMA4,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 6,
+            "num_kv_shared_layers": 1,
+        },
+    ),
     "phi3-window": ("Phi3Config", {**_SIZES, "sliding_window": 24, "num_key_value_heads": 4}),
     "phi3-longrope-window": (
         "Phi3Config",

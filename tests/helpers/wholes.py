@@ -11,7 +11,6 @@ from rosebatch.model.text_parts import WHOLES, Whole
 
 # Whose text part transformers' code runs.
 _OF_FALLBACK = {
-    "Gemma4ForConditionalGeneration": Whole("gemma4", "Gemma 4", "gemma4_text", tied=True),
     "Glm4vMoeForConditionalGeneration": Whole("glm4v_moe", "GLM-4.5V", "glm4v_moe_text"),
     "HunYuanVLForConditionalGeneration": Whole("hunyuan_vl", "HunyuanOCR", "hunyuan_vl_text", tied=True),
     "HyperCLOVAXVisionV2ForConditionalGeneration": Whole(

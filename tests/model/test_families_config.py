@@ -34,7 +34,7 @@ def theirs(architecture, **values):
 
     kind = architecture.replace("ForCausalLM", "Config")
     text = architecture.partition("For")[0]
-    kind = f"{text}TextConfig" if text in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else kind
+    kind = f"{text}TextConfig" if text in ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe") else kind
     return getattr(transformers, kind)(**SIZES, **values)
 
 
@@ -56,8 +56,14 @@ def test_defaults_of_encoders_are_transformers_own(name):
     assert not found.head
 
 
-# Their own defaults are models of Mamba2 alone, or of fewer layers than these.
+# Their own defaults are models of Mamba2 alone, of fewer layers than these, or without experts.
 LAYERS = {
+    "Gemma4ForCausalLM": {
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+    },
     "BambaForCausalLM": {"attn_layer_indices": [1]},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 4},
     "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2},
@@ -79,7 +85,11 @@ def test_defaults_are_transformers_own(name):
     expected = theirs(name, **served)
     config = parse(name, **served)
     heads = expected.num_attention_heads
-    if config.latent is None:
+    if config.full_heads:
+        for layer in range(8):
+            own, of_layer = config.of_layer(layer), expected.per_layer_config[layer]
+            assert (own.num_kv_heads, own.head_dim) == (of_layer.num_key_value_heads, of_layer.head_dim)
+    elif config.latent is None:
         assert config.num_kv_heads == (getattr(expected, "num_key_value_heads", None) or heads)
         assert config.head_dim == (getattr(expected, "head_dim", None) or expected.hidden_size // heads)
     else:
@@ -114,10 +124,13 @@ def test_defaults_are_transformers_own(name):
             continue
         parameters = expected.rope_parameters.get(kind, expected.rope_parameters)
         scaling = parameters.get("rope_type", "default")
+        own, spread = config.of_layer(layer), 0
+        if scaling == "proportional":
+            scaling, spread = "default", own.head_dim
         assert (rope.theta, rope.scaling) == (parameters["rope_theta"], scaling)
-        assert scaling == "yarn" or rope == RopeConfig(theta=rope.theta)
-        whole = config.rotary_dim if config.latent else config.head_dim
-        assert config.rotary_size == int(whole * (parameters.get("partial_rotary_factor") or 1))
+        assert scaling == "yarn" or rope == RopeConfig(theta=rope.theta, spread=spread)
+        whole = own.rotary_dim if config.latent else own.head_dim
+        assert own.rotary_size == int(whole * (parameters.get("partial_rotary_factor") or 1))
     assert ARCHITECTURES[name].experts == (config.experts is not None)
     if config.experts is not None:
         experts, size = config.experts, getattr(expected, "moe_intermediate_size", expected.intermediate_size)
@@ -127,7 +140,7 @@ def test_defaults_are_transformers_own(name):
             dense = getattr(expected, "first_k_dense_replace", 1 if name == "Glm4MoeLiteForCausalLM" else 0)
             assert experts.layers == (False,) * dense + (True,) * (8 - dense)
         assert (experts.num_experts, experts.expert_size) == (first_of(expected, COUNTS), size)
-        assert experts.experts_per_token == expected.num_experts_per_tok
+        assert experts.experts_per_token == first_of(expected, ("num_experts_per_tok", "top_k_experts"))
         shared = getattr(expected, "n_shared_experts", 0) * size
         assert experts.shared_size == (first_of(expected, SHARED) or shared)
         assert experts.weight_scale == getattr(expected, "routed_scaling_factor", 1)
@@ -230,6 +243,37 @@ def test_gemma_3_of_transformers_4(name):
     assert (config.eos_token_ids, config.dtype, config.attention_scale(0)) == ((1, 106), "bfloat16", 1 / 16)
 
 
+def test_heads_of_gemma_4_in_both_forms():
+    """The Hub's files name the heads of full layers once; transformers 5.24 writes them for each of these layers."""
+    named = {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "global_head_dim": 96}
+    plain = {"hidden_size_per_layer_input": 0, "num_key_value_heads": 8, "head_dim": 64}
+    config = parse("Gemma4ForCausalLM", **plain, **named)
+    heads = {"head_dim": 96, "num_key_value_heads": 2}
+    by_layer = {"attention_k_eq_v": True, "per_layer_config": {"5": heads, "7": heads}}
+    assert parse("Gemma4ForCausalLM", **plain, **by_layer) == config
+    assert config.sliding_windows == (512,) * 5 + (0, 512, 0)
+    full = config.full_heads
+    assert (full.num_kv_heads, full.head_dim, full.rotary_dim, full.keys_are_values) == (2, 96, 24, True)
+    assert config.layer_rope(7) == RopeConfig(theta=1e6, spread=96)
+    # Without the first, the second has no effect in transformers either.
+    assert parse("Gemma4ForCausalLM", **plain, **{**named, "attention_k_eq_v": False}).full_heads.num_kv_heads == 8
+    unlike = {"5": heads, "7": {**heads, "num_key_value_heads": 4}}
+    for wrong in ({"5": heads}, unlike, {**by_layer["per_layer_config"], "0": heads}):
+        with pytest.raises(UserError, match="per_layer_config must say the same heads of all full layers"):
+            parse("Gemma4ForCausalLM", **plain, per_layer_config=wrong)
+
+
+def test_layers_of_gemma_4_that_cannot_share():
+    """A layer that shares needs one of its kind before it: the others' keys have another size."""
+    values = {"hidden_size_per_layer_input": 0, "use_double_wide_mlp": True}
+    config = parse("Gemma4ForCausalLM", **values, num_kv_shared_layers=2)
+    assert [config.kv_layer(layer) for layer in range(8)] == [0, 1, 2, 3, 4, 5, 4, 5]
+    assert [config.inner_size(layer) for layer in range(8)] == [40] * 6 + [80] * 2
+    assert len(config.kv_planes) == len(config.kv_windows) == 6
+    with pytest.raises(UserError, match="layers that share K and V need one with the same window before them"):
+        parse("Gemma4ForCausalLM", **values, num_kv_shared_layers=3)
+
+
 def test_a_part_that_is_no_object_is_refused():
     """It must give a UserError, not an AttributeError."""
     with pytest.raises(UserError, match="text_config is no object: 3"):
@@ -294,6 +338,7 @@ def test_olmo_3_scales_full_layers_only():
     ("name", "options", "message"),
     [
         ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ("Gemma4ForCausalLM", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not"),
         ("Gemma3ForCausalLM", {"layer_types": ["chunked_attention"] * 8}, "layer_types 'chunked_attention'"),
         ("CohereForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "proportional"}}, "rope_type 'proportional'"),

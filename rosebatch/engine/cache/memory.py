@@ -232,12 +232,18 @@ def _no_room(limits: RunConfig, device: str, memory: int, block_size: int, block
 def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) -> int:
     """Maximum bytes of a GPU step of so many tokens, logits included; twice, because graphs keep their own."""
     # The MLP's input and both inner tensors; or those of the shared expert, and what a token's experts make.
-    mlp = 3 * config.intermediate_size
+    mlp = 3 * config.inner_size(config.num_layers - 1)
     if config.experts:
         routed = config.experts.experts_per_token * (config.experts.expert_size + config.hidden_size)
-        mlp = max(mlp, 3 * config.experts.shared_size + config.hidden_size + routed + config.experts.num_experts)
+        # What the dense MLP makes is there until the experts' result is.
+        beside = config.hidden_size * config.experts.beside_mlp
+        of_all = 3 * config.experts.shared_size + beside
+        mlp = max(mlp, of_all + config.hidden_size + routed + config.experts.num_experts)
     # Next to residuals and norms, old and new.
     wide = mlp + 4 * config.hidden_size + config.mixer_channels
+    if inputs := config.layer_inputs:
+        # Those of all layers are there until the last, and twice while they are made.
+        wide += 3 * config.num_layers * inputs.size
     return 2 * (tokens * wide + seqs * config.vocab_size * config.head) * dtype.itemsize
 
 

@@ -77,6 +77,8 @@ def weight_bytes(config: ModelConfig, itemsize: int, kept: MatrixBytes | None = 
     """Bytes of a model's matrices; ``kept`` says what those of layers take, None that they are plain."""
     rows = config.num_token_ids + config.vocab_size * (config.head and not config.tie_word_embeddings)
     embedding = rows * config.hidden_size
+    if inputs := config.layer_inputs:
+        embedding += inputs.vocab_size * config.num_layers * inputs.size
     if config.transformers is not None:
         return (config.transformers.layer_weights + embedding) * itemsize
     experts = config.experts.num_experts if config.experts else 0
@@ -129,22 +131,22 @@ def find_floor(
     live = _live_sequences(output_lens, max_num_seqs)
     steps = live.total()
     longest = max((n + o for n, o in zip(own_lens, output_lens, strict=True)), default=0)
-    pairs = key_bytes = 0
+    attention = key_bytes = 0
     if last:
-        # In place of all queries of the last layer, those of the last tokens.
-        window = config.kv_windows[-1]
-        pairs = sum(min(n, window or n) for n in prompt_lens)
-        pairs -= _pairs(prompt_lens, cached_prefix, window)
+        # In place of all queries of the last layers, those of the last tokens.
+        for window in map(config.sliding_window, _last_layers(config)):
+            pairs = sum(min(n, window or n) for n in prompt_lens) - _pairs(prompt_lens, cached_prefix, window)
+            attention += pairs * _pair_operations(config, window)
     if config.bidirectional:
         reaches = [2 * config.sliding_window(layer) - 1 for layer in range(config.num_layers)]
-        pairs += sum(n * (min(n, reach) if reach > 0 else n) for reach in reaches for n in prompt_lens)
-    for window, count in Counter(config.kv_windows).items():
-        pairs += count * _pairs(prompt_lens, cached_prefix, window)
+        pairs = sum(n * (min(n, reach) if reach > 0 else n) for reach in reaches for n in prompt_lens)
+        attention = pairs * _pair_operations(config, 0)
+    for window, count in () if config.bidirectional else _windows(config).items():
+        attention += count * _pairs(prompt_lens, cached_prefix, window) * _pair_operations(config, window)
         # The step after k generated tokens reads their K and V and the prompt's. A window moves past the prefix.
         prefix_keys = min(cached_prefix, max(window - longest, 0)) if window else cached_prefix
         own_keys = sum(_seen(n + o - 1, window) - _seen(n, window) for n, o in zip(own_lens, output_lens, strict=True))
         key_bytes += count * (prefix_keys * steps + own_keys) * _key_bytes(config, window, itemsize)
-    attention = 2 * config.num_heads * (config.head_dim + _value_dim(config)) * pairs
     weights = sum(n * (_bytes_read(config, _reached(config, rows), kept) + head * itemsize) for rows, n in live.items())
     read = weights + key_bytes
     rule = config.delta or config.mamba
@@ -165,15 +167,29 @@ def _key_bytes(config: ModelConfig, window: int, itemsize: int) -> int:
     """Bytes of a token's K and V in a layer with this window; e4m3 has a scale of 4 bytes for each head."""
     if config.latent:
         return (config.latent.rank + config.rotary_dim) * itemsize
-    head = config.head_dim + 4 if config.stores_e4m3(window) else config.head_dim * itemsize
-    return 2 * config.num_kv_heads * head
+    own = config.of_window(window)
+    head = own.head_dim + 4 if config.stores_e4m3(window) else own.head_dim * itemsize
+    return 2 * own.num_kv_heads * head
+
+
+def _pair_operations(config: ModelConfig, window: int) -> int:
+    """Operations of a query and a key that it sees, of all heads of a layer with this window."""
+    own = config.of_window(window)
+    return 2 * own.num_heads * (own.head_dim + _value_dim(own))
 
 
 def _parameters(config: ModelConfig, num_experts: float) -> float:
     """Weights of the layers' matrices with this number of routed experts. Norms and biases are too few to count."""
     if config.transformers is not None:
         return config.transformers.active_weights
-    columns: float = sum(config.attends) * _attention_columns(config)
+    each = _windows(config).items()
+    columns: float = sum(count * _attention_columns(config.of_window(window)) for window, count in each)
+    if config.shared_kv:
+        shared = range(config.num_layers - config.shared_kv.layers, config.num_layers)
+        columns -= sum(_key_columns(config.of_layer(layer)) for layer in shared)
+    if config.layer_inputs:
+        # Those of a projection, and of two for each layer.
+        columns += 3 * config.num_layers * config.layer_inputs.size
     if config.delta:
         delta = config.delta
         columns += config.num_state_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
@@ -187,8 +203,25 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
         experts, routed = config.experts, sum(config.experts.layers)
         inner = num_experts * experts.expert_size + experts.shared_size
         columns += routed * (matrices * inner + experts.num_experts + experts.shared_gate)
-        dense -= routed
+        dense -= routed * (not experts.beside_mlp)
+    if config.shared_kv and config.shared_kv.wide_mlp:
+        dense += config.shared_kv.layers
     return config.hidden_size * (columns + dense * matrices * config.intermediate_size)
+
+
+def _windows(config: ModelConfig) -> Counter[int]:
+    """How many layers with attention have each sliding window, those that share K and V included."""
+    return Counter(config.sliding_window(layer) for layer, own in enumerate(config.attends) if own)
+
+
+def _last_layers(config: ModelConfig) -> range:
+    """Those after whose K and V a prompt's last token goes on alone: one, and those that share K and V."""
+    return range(config.num_layers - 1 - (config.shared_kv.layers if config.shared_kv else 0), config.num_layers)
+
+
+def _key_columns(config: ModelConfig) -> int:
+    """Of them, those that make K and V, or the latent."""
+    return config.latent.rank + config.rotary_dim if config.latent else 2 * config.num_kv_heads * config.head_dim
 
 
 def _attention_columns(config: ModelConfig) -> float:
@@ -210,18 +243,20 @@ def _value_dim(config: ModelConfig) -> int:
 
 
 def _after_keys(config: ModelConfig, num_experts: float) -> float:
-    """Weights of the last layer that do not make K and V; 0 where they are not known, or it has no attention alone."""
+    """Weights of the last layers that do not make K and V; 0 where they are unknown, or one has no attention alone."""
     if config.transformers is not None or config.state_layers[-1] or config.attention_layers:
         return 0
-    # Those of K and V, or of the latent.
-    keys = config.latent.rank + config.rotary_dim if config.latent else 2 * config.num_kv_heads * config.head_dim
-    columns: float = _attention_columns(config) - keys
+    columns, experts = 0.0, config.experts
     matrices = FAMILIES[config.family].mlp_matrices
-    if config.experts and config.experts.layers[-1]:
-        inner = num_experts * config.experts.expert_size + config.experts.shared_size
-        columns += matrices * inner + config.experts.num_experts + config.experts.shared_gate
-    else:
-        columns += matrices * config.intermediate_size
+    for layer in _last_layers(config):
+        own, routes = config.of_layer(layer), experts is not None and experts.layers[layer]
+        columns += _attention_columns(own) - _key_columns(own)
+        if experts is not None and routes:
+            inner = num_experts * experts.expert_size + experts.shared_size
+            columns += matrices * inner + experts.num_experts + experts.shared_gate
+        if experts is None or not routes or experts.beside_mlp:
+            columns += matrices * config.inner_size(layer)
+        columns += 2 * config.layer_inputs.size if config.layer_inputs else 0
     return config.hidden_size * columns
 
 

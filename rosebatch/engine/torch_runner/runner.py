@@ -67,7 +67,7 @@ class TorchRunner:
         adapters: AdapterRows | None = None,
     ) -> None:
         self.model = model
-        self._cached = [spec for spec in model.mixers if spec.planes]
+        self._cached = [spec for spec in model.mixers if spec.planes and not spec.shares]
         self.cache = cache
         self.ops = ops
         self.states = states

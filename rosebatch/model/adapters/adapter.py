@@ -1,7 +1,7 @@
 """A LoRA adapter: what it makes of the tensors of its model, as PEFT saved it."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -96,10 +96,9 @@ class Adapter:
         groups: Iterable[Sequence[Change | OfExperts]] = (*self.changes.values(), *self.experts.values())
         return [*self.stored.values(), *(name for group in groups for each in group for name in each.names)]
 
-    @property
-    def by_row_numbers(self) -> int:
-        """Numbers of all A and B where rows choose adapters, at most."""
-        return sum(each.a.numel() + _MOST_PROJECTIONS * each.b.numel() for _, each in self.pairs)
+    def by_row_numbers(self, reads: Callable[[str], int]) -> int:
+        """Numbers of all A and B where rows choose adapters, at most; ``reads``: how often a model reads a matrix."""
+        return sum(reads(name) * (each.a.numel() + _MOST_PROJECTIONS * each.b.numel()) for name, each in self.pairs)
 
     @property
     def pairs(self) -> list[tuple[str, LowRank]]:

@@ -4,7 +4,7 @@ Families with other options use the class as it is: only their config.json is re
 checkpoints have other names, norms or orders have subclasses, which say so in the attributes at the top of ``Llama``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from rosebatch.ops.ops import HeadRMSNorm, Ops, Partial, QKNorm
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """A norm that the family does not have is None."""
 
     input_norm: Tensor | None
@@ -72,7 +72,7 @@ class Llama:
         # Rounded as transformers does for Gemma; the multipliers of other families are exact in 16 bits.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.embedding.dtype)
         rotaries = layer_rotaries(config, self.embedding)
-        self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
+        self.layers: Sequence[Layer] = [self.load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
         self.mixers = [layer.attention.spec for layer in self.layers]
         self.norm = self.load_norm(self.norm_name, config.hidden_size, weights)
         self.logits = load_head(config, ops, weights, self.embedding)
@@ -102,13 +102,14 @@ class Llama:
         """The experts of such a layer."""
         return load_experts(self.config, self.ops, weights, prefix, self.expert_names)
 
-    def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
+    def load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> Layer:
+        """A layer, with these positions."""
         prefix = f"model.layers.{index}."
 
         def norm(name: str | None) -> Tensor | None:
             return None if name is None else self.load_norm(prefix + name, self.config.hidden_size, weights)
 
-        return _Layer(
+        return Layer(
             input_norm=norm(self.input_norm_name),
             attention=self.load_mixer(index, prefix, rotary, weights),
             post_attention_norm=norm(self.post_attention_norm_name),
@@ -138,12 +139,7 @@ class Llama:
         states: LayerStates | None = None,
     ) -> Tensor:
         """See ``SeeingModel`` and ``OpenModel`` of ``rosebatch.model.contract``."""
-        residual, added = self._embed(input_ids), iter(())
-        if images is not None:
-            own, *further = images.vectors.to(residual.dtype)
-            if self.scales_vectors and self.config.embedding_multiplier != 1:
-                own = own * self.embedding_multiplier
-            residual, added = residual.index_copy(0, images.rows, own), iter(further)
+        residual, added = self.embed(input_ids, images)
         first = self.layers[0].input_norm
         normed = residual if first is None else self.ops.rms_norm(residual, first, self.config.norm_eps)
         following = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
@@ -159,9 +155,17 @@ class Llama:
             normed, residual = self._add(layer.mlp(normed), residual, layer.post_mlp_norm, then)
         return normed
 
-    def _embed(self, input_ids: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor, images: ImageRows | None) -> tuple[Tensor, Iterator[Tensor]]:
+        """The embeddings ``[T, H]`` with the vectors of images, and what images add to later layers."""
         embedded = self.ops.embed(input_ids, self.embedding, self.config.vocab_size)
-        return embedded if self.config.embedding_multiplier == 1 else embedded.mul_(self.embedding_multiplier)
+        if self.config.embedding_multiplier != 1:
+            embedded = embedded.mul_(self.embedding_multiplier)
+        if images is None:
+            return embedded, iter(())
+        own, *further = images.vectors.to(embedded.dtype)
+        if self.scales_vectors and self.config.embedding_multiplier != 1:
+            own = own * self.embedding_multiplier
+        return embedded.index_copy(0, images.rows, own), iter(further)
 
     def _add(
         self, partial: Partial, residual: Tensor, post_norm: Tensor | None, norm: Tensor | None

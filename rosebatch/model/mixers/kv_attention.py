@@ -27,7 +27,7 @@ from rosebatch.ops.qkv import qkv_kernels
 class KVAttentionSpec(MixerSpec):
     """See ``MixerSpec``. The input is ``[T, (heads + 2 · kv_heads) · D]``, q then k then v as projected.
 
-    It may be overwritten. The output is ``[T, heads · D]``.
+    It may be overwritten; of a layer that shares K and V, it is q alone. The output is ``[T, heads · D]``.
 
     Attributes:
         num_heads, num_kv_heads: of q, and of k and v.
@@ -48,6 +48,11 @@ class KVAttentionSpec(MixerSpec):
         return self.num_heads, self.num_kv_heads, self.head_dim
 
     @property
+    def projected_kv_heads(self) -> int:
+        """K/V heads in the input."""
+        return 0 if self.shares else self.num_kv_heads
+
+    @property
     def planes(self) -> tuple[Planes, ...]:
         """One tensor for K and V."""
         return (Planes(self.num_kv_heads, self.head_dim, 2),)
@@ -65,7 +70,7 @@ class KVAttentionSpec(MixerSpec):
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
         (qkv,), planes = inputs, step.planes(self)
         rotation = step.rotation(self.rotary)
-        q, k, v = step.ops.split_heads(qkv, self.num_heads, self.num_kv_heads, rotation, self.qk_norm)
+        q, k, v = step.ops.split_heads(qkv, self.num_heads, self.projected_kv_heads, rotation, self.qk_norm)
         _append(step, self, k, v)
         return step.attend(self, q, lambda q, tiles: self.attend(q, planes, tiles))
 
@@ -108,8 +113,8 @@ class TritonKVAttention(TritonMixer[SpecT]):
         spec, qkv = self._normed(spec, *inputs)
         rows = step.planes(spec)[0], step.table(spec), step.positions, step.limits
         options = self.decode_options(spec, step)
-        if step.rotary_rows is not None:
-            # The kernel turns by the position alone.
+        if step.rotary_rows is not None or spec.shares:
+            # The kernel turns by the position alone, and k along with q.
             qkv, options = self.prepare_packed(spec, qkv, step), options | {"append": False}
         else:
             qkv = self.prepare_decode(spec, qkv, step)
@@ -120,7 +125,7 @@ class TritonKVAttention(TritonMixer[SpecT]):
         """q and k normed by kernels of their own, and a spec without a norm: where no other kernel norms them."""
         if spec.qk_norm is None or not self.qkv.norms_apart(spec.qk_norm):
             return spec, qkv
-        qkv = self.qkv.norm_heads(qkv, spec.num_heads, spec.num_kv_heads, spec.qk_norm)
+        qkv = self.qkv.norm_heads(qkv, spec.num_heads, spec.projected_kv_heads, spec.qk_norm)
         return replace(spec, qk_norm=None), qkv
 
     def _prepare_in_one(self, spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> Tensor:
@@ -128,6 +133,7 @@ class TritonKVAttention(TritonMixer[SpecT]):
         assert self.qkv.prepare is not None
         cache, *scales = step.planes(spec)
         options = {"num_heads": spec.num_heads, "rotary_rows": step.rotary_rows, **_rotation(spec, step)}
+        options["append"] = not spec.shares
         if scales:
             (options["scales"],) = scales
         self.qkv.prepare(qkv, cache, step.table(spec), step.rows(), step.positions, **options)
@@ -147,6 +153,8 @@ def _rotate_apart(spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> Te
 
 def _append(step: TorchContext | TritonContext, spec: KVAttentionSpec, k: Tensor, v: Tensor) -> None:
     """Write K and V, with scales if there are any: these have the same rows."""
+    if spec.shares:
+        return
     cache, *scales = step.planes(spec)
     step.ops.kv_append(cache, k, v, step.append_rows(spec)[0], *scales)
 
@@ -165,7 +173,7 @@ def _heads(spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> tuple[Ten
     if rotary is not None:
         cos, sin = step.rotary_tables(rotary)
         rotation = cos[rows][:, None], sin[rows][:, None]
-    return step.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, rotation, spec.qk_norm)
+    return step.ops.split_heads(qkv, spec.num_heads, spec.projected_kv_heads, rotation, spec.qk_norm)
 
 
 def _rotation(spec: KVAttentionSpec, step: TritonContext) -> dict[str, Any]:

@@ -36,17 +36,19 @@ class MixerSpec(ABC):
 
     Attributes:
         layer: counted from 0 among the layers with planes, or among those with states.
+        shares: whether planes are those of that layer, an earlier one, which appends to them: this one only reads.
         window: keys that a query sees, its own included; 0 for all. Of whole prompts, those on each side.
         rotary: None if positions are not rotary.
     """
 
     layer: int
+    shares: bool = False
     window: int = 0
     rotary: Rotary | None = None
 
     @property
     def planes(self) -> tuple[Planes, ...]:
-        """What the layer keeps of each token in blocks, such as K and V: a tensor for each item."""
+        """What the layer keeps of each token in blocks, or shares, such as K and V: a tensor for each item."""
         return ()
 
     @property

@@ -23,6 +23,7 @@ from rosebatch.model.vision.vision import Sight
 # knows why not.
 VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Sight | None]] = {
     "Gemma3ForConditionalGeneration": gemma3,
+    "Gemma4ForConditionalGeneration": gemma4,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLForConditionalGeneration": internvl,
     "LightOnOcrForConditionalGeneration": lighton_ocr,

@@ -24,7 +24,7 @@ from tests.model.adapters.written import ALPHA, embedding_pair, experts_pair, nu
 from tests.model.quantization.same_logits import CPU, OPS, all_logits, write_both
 
 # One is fused, one has [in, out], others have a gate in q, or layers with a state.
-CASES = ["smollm3", "phi3", "gpt2", "qwen3_next", "falcon_h1"]
+CASES = ["smollm3", "phi3", "gpt2", "qwen3_next", "falcon_h1", "gemma4"]
 NEITHER = (*PLAIN, "embed_tokens", "wte", "lm_head", "mlp.gate.", "experts", "shared_expert_gate")
 RANKS = {"one": 2, "two": 3}
 

@@ -1,5 +1,6 @@
 """Random numbers of few bits and their scales, packed by Python's integers: nothing of the package is used."""
 
+import re
 import zlib
 from collections.abc import Callable
 
@@ -22,7 +23,9 @@ EncodeMatrix = Callable[[str, tuple[int, int]], tuple[dict[str, Tensor], Tensor]
 _EXPERTS = {
     "qwen3_moe": ("mlp.experts", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe.experts", "w1", "w3", "w2"),
+    "gemma4_moe": ("experts", "gate_proj", "up_proj", "down_proj"),
 }
+_OF_LAYER = re.compile(r"(?:mlp\.)?experts")
 DENSE_FAMILIES, MOE_FAMILIES = ["smollm3", "glm4", "phi3", "bamba"], list(_EXPERTS)
 # Two join and reorder what one does, and cut it.
 RANKS = [pytest.param(1, marks=pytest.mark.thorough), 2]
@@ -32,7 +35,8 @@ def model_of(name: str) -> ModelConfig:
     """A tiny model of a family whose matrices have columns for any packing: 32, and rows that make whole words."""
     config = FAMILIES[name]
     experts = config.experts and msgspec.structs.replace(config.experts, expert_size=32)
-    return msgspec.structs.replace(config, head_dim=16, intermediate_size=32, experts=experts)
+    full = config.full_heads and msgspec.structs.replace(config.full_heads, head_dim=32)
+    return msgspec.structs.replace(config, head_dim=16, intermediate_size=32, experts=experts, full_heads=full)
 
 
 def encoder(family: str, matrix: EncodeMatrix) -> Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]:
@@ -44,7 +48,7 @@ def encoder(family: str, matrix: EncodeMatrix) -> Callable[[str, Tensor], tuple[
         if values.ndim == 2:
             return matrix(name.removesuffix(".weight"), (values.shape[0], values.shape[1]))
         prefix, gate, up, down = _EXPERTS[family]
-        layer, parts = name.partition("mlp.experts")[0], [gate, up] if "gate_up" in name else [down]
+        layer, parts = _OF_LAYER.split(name)[0], [gate, up] if "gate_up" in name else [down]
         tensors, experts, shape = {}, [], (values.shape[1] // len(parts), values.shape[2])
         for expert in range(len(values)):
             each = [matrix(f"{layer}{prefix}.{expert}.{part}", shape) for part in parts]

@@ -47,6 +47,7 @@ def load_paged_attention(
     sinks: Tensor | None = None,
     gated: bool = False,
     transposed: bool = False,
+    shared: int | None = None,
 ) -> SelfAttention | GatedAttention:
     """The attention of a layer.
 
@@ -57,6 +58,7 @@ def load_paged_attention(
         rotary, qk_norm, sinks: see ``PagedAttentionSpec``; those of the process's own heads.
         qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
         transposed: see ``load_weight``.
+        shared: the layer whose K and V it reads, counted as ``layer``; None if it has its own.
         gated: whether the first projection has a gate for each of q's channels, a head's after its q.
     """
     c = config
@@ -65,13 +67,14 @@ def load_paged_attention(
         kv_rows = rows.numel() + torch.arange(2 * c.num_kv_heads * c.head_dim)
         qkv_order = torch.cat((rows[:, 0].flatten(), kv_rows, rows[:, 1].flatten()))
     heads, kv_heads, qkv, out = load_projections(
-        c, ops, weights, qkv_names, out_name, order=qkv_order, gated=gated, transposed=transposed
+        c, ops, weights, qkv_names, out_name, order=qkv_order, gated=gated, transposed=transposed, keys=shared is None
     )
     if isinstance(qk_norm, WholeRMSNorm) and ops.shard.size > 1:
         # It needs the channels of all processes: no kernel of attention has them.
         qkv, qk_norm = ops.whole_norm(qkv, qk_norm), None
     spec = PagedAttentionSpec(
-        layer=layer,
+        layer=layer if shared is None else shared,
+        shares=shared is not None,
         num_heads=len(heads),
         num_kv_heads=len(kv_heads),
         head_dim=c.head_dim,
