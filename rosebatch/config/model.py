@@ -89,6 +89,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         groups: experts are in so many groups, of as many neighbours each.
         kept_groups: the best groups, of which a token's experts are.
         weight_scale: factor on their weights.
+        sum_eps: added to the sum of chosen sigmoids that normalizes them.
         wide_router: whether the router's product is in fp32, whatever the dtype of the run.
     """
 
@@ -103,6 +104,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     groups: int = 1
     kept_groups: int = 1
     weight_scale: float = 1.0
+    sum_eps: float = 1e-20
     wide_router: bool = False
 
     def __post_init__(self) -> None:
@@ -117,6 +119,8 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         require_in("experts_per_token", self.experts_per_token, 1, self.kept_groups * size)
         if not math.isfinite(self.weight_scale):
             raise ValueError(f"weight_scale must be finite, got {shown(self.weight_scale)}")
+        if not 0 < self.sum_eps < 1:
+            raise ValueError(f"sum_eps must be in (0, 1), got {shown(self.sum_eps)}")
         require_in("expert_size", self.expert_size, 1, MAX_SIZE)
         require_in("shared_size", self.shared_size, 0, MAX_SIZE)
 

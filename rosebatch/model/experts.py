@@ -23,7 +23,10 @@ _ROUTER_ROWS = 8
 
 
 class ExpertNames(NamedTuple):
-    """Names of a layer's tensors: the router, an expert's three matrices after ``expert.NUMBER``, a shared expert."""
+    """Names of a layer's tensors: the router, an expert's three matrices after ``expert.NUMBER``, a shared expert.
+
+    ``bias`` is the correction of sigmoids, beside the router. transformers 5 has all of them in ``block``.
+    """
 
     router: str = "mlp.gate"
     expert: str = "mlp.experts"
@@ -31,10 +34,8 @@ class ExpertNames(NamedTuple):
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "mlp.shared_expert"
-
-
-# The names that transformers 5 has in memory: the matrices of all experts in one tensor.
-_WHOLE = ExpertNames()
+    bias: str = "gate.e_score_correction_bias"
+    block: str = "mlp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,7 @@ class ExpertsMLP:
         return self.routed(normed, logits[:, : self.num_experts], shared)
 
 
-def load_experts(
-    config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str, names: ExpertNames = _WHOLE
-) -> ExpertsMLP:
+def load_experts(config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str, names: ExpertNames) -> ExpertsMLP:
     """The experts of the layer whose names begin with ``prefix``, each expert apart or all in one tensor."""
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "the layer has experts"
@@ -91,10 +90,11 @@ def load_experts(
     shape = experts.num_experts, hidden
     wide = torch.float32 if experts.wide_router else None
     name = f"{prefix}{names.router}"
-    name = name if is_stored(weights, f"{name}.weight", shape) else f"{prefix}{_WHOLE.router}"
+    name = name if is_stored(weights, f"{name}.weight", shape) else f"{prefix}{names.block}.gate"
     bias = None
     if experts.sigmoid:
-        bias = weights.get(f"{name}.e_score_correction_bias", shape[:1], dtype=torch.float32, fill=0.0)
+        beside = name.rpartition(".")[0]
+        bias = weights.get(f"{beside}.{names.bias}", shape[:1], dtype=torch.float32, fill=0.0)
     gate_up = load_matrices(weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden))
     down = load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner))
     routed = Experts(
@@ -103,7 +103,9 @@ def load_experts(
         activation=EXPERT_GATES[config.activation],
         k=experts.experts_per_token,
         normalize=experts.normalize,
-        choice=Choice(experts.sigmoid, bias, experts.groups, experts.kept_groups, experts.weight_scale),
+        choice=Choice(
+            experts.sigmoid, bias, experts.groups, experts.kept_groups, experts.weight_scale, experts.sum_eps
+        ),
     )
     router = load_weight(weights, f"{name}.weight", shape, dtype=wide)
     if experts.shared_gate:
@@ -152,7 +154,7 @@ def load_matrices(
     """
     assert config.experts is not None
     (rows, width), count = shape, config.experts.num_experts
-    name, of_all = f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width)
+    name, of_all = f"{prefix}{names.block}.experts.{whole}", (count, len(parts) * rows, width)
     if not is_stored(weights, f"{prefix}{names.expert}.0.{parts[0]}.weight", shape):
         # Qwen3-VL's files have them turned.
         turned = weights.shape(name) == (count, width, len(parts) * rows) != of_all

@@ -273,6 +273,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "lfm2": ("Lfm2Config", {**_SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **_SIZES,
+            **_EXPERTS,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "deepseek_v2": ("DeepseekV2Config", {**_LATENT, **_ROUTED, "topk_method": "group_limited_greedy"}),
     "deepseek_v3": (
         "DeepseekV3Config",
@@ -352,6 +363,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_L_cache": 5,
             "block_auto_adjust_ff_dim": False,
             "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2_moe-unscaled": (
+        "Lfm2MoeConfig",
+        {
+            **_SIZES,
+            **_EXPERTS,
+            "num_experts_per_tok": 3,
+            "layer_types": ["full_attention", "conv", "conv"],
+            "num_dense_layers": 0,
+            "norm_topk_prob": False,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": True,
         },
     ),
     "qwen3_next-dense": ("Qwen3NextConfig", {**_DELTA, "mlp_only_layers": [0, 1, 2, 3]}),

@@ -32,7 +32,7 @@ def random_model(config: Any, kind: Any = None, *, plain: bool = False, **option
         if parameter.ndim == 1 and not plain:
             torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
     for name, buffer in model.named_buffers():
-        if name.endswith("correction_bias") and not plain:
+        if name.endswith(("correction_bias", "expert_bias")) and not plain:
             torch.nn.init.normal_(buffer, 0.0, 0.2)
     return model
 

@@ -60,6 +60,7 @@ def test_defaults_of_encoders_are_transformers_own(name):
 LAYERS = {
     "BambaForCausalLM": {"attn_layer_indices": [1]},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 4},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 4},
     "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2},
 }
 # Of experts: their number, and the inner size of one for all tokens.
@@ -124,14 +125,15 @@ def test_defaults_are_transformers_own(name):
         if kinds and "moe" in kinds:
             assert list(experts.layers) == [kind == "moe" for kind in kinds]
         else:
-            dense = getattr(expected, "first_k_dense_replace", 1 if name == "Glm4MoeLiteForCausalLM" else 0)
+            dense = first_of(expected, ("first_k_dense_replace", "num_dense_layers"))
+            dense = 1 if name == "Glm4MoeLiteForCausalLM" else dense
             assert experts.layers == (False,) * dense + (True,) * (8 - dense)
         assert (experts.num_experts, experts.expert_size) == (first_of(expected, COUNTS), size)
         assert experts.experts_per_token == expected.num_experts_per_tok
         shared = getattr(expected, "n_shared_experts", 0) * size
         assert experts.shared_size == (first_of(expected, SHARED) or shared)
         assert experts.weight_scale == getattr(expected, "routed_scaling_factor", 1)
-        grouped = getattr(expected, "n_group", None), getattr(expected, "topk_group", None)
+        grouped = getattr(expected, "n_group", 1), getattr(expected, "topk_group", 1)
         assert (experts.groups, experts.kept_groups) == (grouped if experts.sigmoid else (1, 1))
         # Without such a field, the weights always sum to 1.
         assert experts.normalize == getattr(expected, "norm_topk_prob", True)
@@ -367,6 +369,8 @@ def test_what_is_not_served_says_what_may_serve_it(name, options, message):
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob is not supported"),
         ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
         ("MiniCPM3ForCausalLM", {"qk_rope_head_dim": 31}, "rotary_dim 31 is odd"),
+        ("Lfm2MoeForCausalLM", {"use_expert_bias": False}, "use_expert_bias false is not supported"),
+        ("Lfm2MoeForCausalLM", {"num_dense_layers": -1}, "num_dense_layers must be a whole number >= 0, got -1"),
         ("GraniteForCausalLM", {"residual_multiplier": float("nan")}, "residual_multiplier must be finite"),
         ("Gemma2ForCausalLM", {"final_logit_softcapping": -1.0}, "logit_soft_cap must be a number >= 0, got -1.0"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "theta must not"),
