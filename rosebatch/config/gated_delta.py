@@ -3,9 +3,12 @@
 import msgspec
 
 from rosebatch.config.limits import MAX_SIZE, require_in
+from rosebatch.host.model_files import shown
 
 # Tokens that the convolution before the rule spans: a tile of the kernel keeps them.
 _MAX_TAPS = 16
+# From here on, a state could grow without bound.
+_MAX_BETA = 2
 
 
 class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True):
@@ -16,6 +19,7 @@ class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         key_heads, value_heads: a key head serves ``value_heads / key_heads`` value heads.
         key_dim, value_dim: of a head of each kind.
         taps: tokens that the convolution spans, the token itself included.
+        max_beta: most that is written of a change; beyond 1, a state's eigenvalues may be negative (OLMo hybrid).
     """
 
     layers: tuple[bool, ...]
@@ -24,11 +28,14 @@ class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     key_dim: int
     value_dim: int
     taps: int = 4
+    max_beta: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
             require_in(name, getattr(self, name), 1, MAX_SIZE)
         require_in("taps", self.taps, 1, _MAX_TAPS)
+        if not 0 < self.max_beta <= _MAX_BETA:
+            raise ValueError(f"max_beta must be in (0, {_MAX_BETA}], got {shown(self.max_beta)}")
         if self.value_heads % self.key_heads:
             raise ValueError(f"value_heads {self.value_heads} is no multiple of key_heads {self.key_heads}")
         if all(self.layers):

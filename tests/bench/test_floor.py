@@ -133,6 +133,8 @@ def test_states_are_read_and_written_by_each_step():
     keys = 5 + 1 + 5 + 2 + 5 + 3
     states = 2 * 2 * 3 * 4 * 6 * 4
     assert floor.decode_s == 3 * ((layers + HEAD) * 2 + states) + keys * (TOKEN // 3)
+    plain = floor_of([5], [4], family="olmo_hybrid", delta=delta)
+    assert floor.decode_s - plain.decode_s == 3 * 2 * 8 * 20
 
 
 def test_layers_of_one_sub_layer_each():

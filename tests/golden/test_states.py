@@ -19,7 +19,7 @@ from tests.helpers.running import run_choices
 from tests.helpers.threads_group import make_tensor_parallel_engine
 
 # In place of K and V; in Falcon-H1 beside them.
-WITH_STATES = ["qwen3_5", "qwen3_next", "lfm2", "lfm2_moe", "nemotron_h", "falcon_h1"]
+WITH_STATES = ["qwen3_5", "qwen3_next", "olmo_hybrid", "lfm2", "lfm2_moe", "nemotron_h", "falcon_h1"]
 
 
 def requests_of(prompts, **sampling):

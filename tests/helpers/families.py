@@ -222,6 +222,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5TextConfig",
         {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_conv_kernel_dim": 3},
     ),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        {
+            **_SIZES,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20,
+        },
+    ),
     "bamba": ("BambaConfig", {**_SIZES, **_MAMBA, "attn_layer_indices": [1]}),
     "granite4_h": (
         "GraniteMoeHybridConfig",
@@ -379,6 +391,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3_next-dense": ("Qwen3NextConfig", {**_DELTA, "mlp_only_layers": [0, 1, 2, 3]}),
+    "olmo_hybrid-nope": (
+        "OlmoHybridConfig",
+        {
+            **_SIZES,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+            "linear_allow_neg_eigval": False,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+        },
+    ),
     "granite4_h-dense": (
         "GraniteMoeHybridConfig",
         {

@@ -285,19 +285,21 @@ def delta_rule() -> None:
     names = ("decode", "prefill", "gated_norm")
     decode, prefill, gated_norm = (getattr(Launchers(f"gated_delta.{name}"), name) for name in names)
     fp32 = torch.float32
-    for key_heads, heads, key_dim, value_dim, dtype in [
-        (16, 32, 128, 128, torch.bfloat16),
-        (2, 2, 64, 80, torch.float16),
-        (2, 4, 256, 128, torch.bfloat16),
-        (1, 3, 24, 40, fp32),
-        (2, 4, 128, 128, fp32),
-        (2, 4, 256, 128, fp32),
+    for key_heads, heads, key_dim, value_dim, dtype, max_beta in [
+        (16, 32, 128, 128, torch.bfloat16, 1.0),
+        (2, 2, 64, 80, torch.float16, 1.0),
+        (2, 4, 256, 128, torch.bfloat16, 1.0),
+        (1, 3, 24, 40, fp32, 1.0),
+        (2, 4, 128, 128, fp32, 1.0),
+        (2, 4, 256, 128, fp32, 1.0),
+        (30, 30, 96, 192, torch.bfloat16, 2.0),
+        (2, 2, 96, 192, fp32, 2.0),
     ]:
         channels = 2 * key_heads * key_dim + heads * value_dim
         state = DeltaState(empty(3, 4, channels, dtype=dtype), empty(3, heads, key_dim, value_dim, dtype=fp32))
         bias = empty(channels, dtype=dtype) if dtype == torch.float16 else None
         weights = DeltaWeights(
-            empty(channels, 4, dtype=dtype), bias, empty(heads, dtype=fp32), empty(heads, dtype=dtype)
+            empty(channels, 4, dtype=dtype), bias, empty(heads, dtype=fp32), empty(heads, dtype=dtype), max_beta
         )
         qkv, a = empty(70, channels, dtype=dtype), empty(70, heads, dtype=dtype)
         decode(qkv, a, a, state, ints(70), ints(70), ints(70), weights)

@@ -293,6 +293,33 @@ def test_olmo_3_scales_full_layers_only():
 
 
 @pytest.mark.parametrize(
+    ("values", "rotary"),
+    [
+        ({}, True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, True),
+        ({"rope_parameters": None}, False),
+        ({"rope_parameters": {"rope_type": None}}, False),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, False),
+    ],
+)
+def test_positions_of_olmo_hybrid(values, rotary):
+    """The released model has none, which its files said in several ways: rotated, its keys would be others."""
+    config = parse("OlmoHybridForCausalLM", **values)
+    assert all((config.layer_rope(layer) is not None) == rotary for layer in range(8))
+
+
+def test_sizes_of_olmo_hybrids_rule():
+    """They follow from those of attention where config.json leaves them out."""
+    expected = theirs("OlmoHybridForCausalLM")
+    delta = parse("OlmoHybridForCausalLM").delta
+    assert (delta.key_heads, delta.value_heads) == (expected.linear_num_key_heads, expected.linear_num_value_heads)
+    assert (delta.key_dim, delta.value_dim) == (expected.linear_key_head_dim, expected.linear_value_head_dim)
+    assert delta.layers == tuple(kind == "linear_attention" for kind in expected.layer_types)
+    assert delta.max_beta == 2
+    assert parse("OlmoHybridForCausalLM", linear_allow_neg_eigval=False).delta.max_beta == 1
+
+
+@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
@@ -369,6 +396,10 @@ def test_what_is_not_served_says_what_may_serve_it(name, options, message):
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob is not supported"),
         ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
         ("MiniCPM3ForCausalLM", {"qk_rope_head_dim": 31}, "rotary_dim 31 is odd"),
+        ("OlmoHybridForCausalLM", {"layer_types": ["linear_attention"] * 8}, "layers all have the delta rule"),
+        ("OlmoHybridForCausalLM", {"layer_types": ["conv"] * 8}, "layer_types 'conv' is not supported"),
+        ("OlmoHybridForCausalLM", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+        ("OlmoHybridForCausalLM", {"linear_num_key_heads": 0}, "linear_num_key_heads must be in"),
         ("Lfm2MoeForCausalLM", {"use_expert_bias": False}, "use_expert_bias false is not supported"),
         ("Lfm2MoeForCausalLM", {"num_dense_layers": -1}, "num_dense_layers must be a whole number >= 0, got -1"),
         ("GraniteForCausalLM", {"residual_multiplier": float("nan")}, "residual_multiplier must be finite"),

@@ -31,7 +31,7 @@ class CountedWeights(RandomWeights):
         return super().get(name, shape, **options)
 
 
-@pytest.mark.parametrize("name", ["starcoder2", "olmo2", "phi3", "granite", "gpt_neox"])
+@pytest.mark.parametrize("name", ["starcoder2", "falcon_h1", "phi3", "granite", "gpt_neox"])
 def test_a_family_is_one_file(name):
     """Its config, its class and its registration: a second place would be forgotten for the next family."""
     root = Path(rosebatch.__file__).parent

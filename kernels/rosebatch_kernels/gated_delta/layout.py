@@ -13,12 +13,15 @@ class DeltaWeights(NamedTuple):
         conv_bias: ``[C]`` or None.
         log_rate: ``[value_heads]``; a token's decay is ``exp(-exp(log_rate) · softplus(a + dt_bias))``.
         dt_bias: ``[value_heads]``.
+        max_beta: of a change, ``max_beta · sigmoid(b)`` is written. Beyond 1, eigenvalues of a step may be negative
+            (arXiv 2411.12537).
     """
 
     conv: Tensor
     conv_bias: Tensor | None
     log_rate: Tensor
     dt_bias: Tensor
+    max_beta: float = 1.0
 
 
 class DeltaState(NamedTuple):

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from rosebatch_kernels.common.activations import softplus
+from rosebatch_kernels.common.activations import logistic, softplus
 
 
 @triton.jit
@@ -14,6 +14,15 @@ def log_decay(a, log_rate, dt_bias):
     step = softplus(a.to(tl.float32) + tl.load(dt_bias).to(tl.float32))
     rate = tl.exp(tl.load(log_rate).to(tl.float32))
     return -rate * step
+
+
+@triton.jit
+def written_share(b, MAX_BETA: tl.constexpr):
+    """``MAX_BETA · sigmoid(b)`` in fp32."""
+    beta = logistic(b.to(tl.float32))
+    if MAX_BETA != 1:
+        beta *= MAX_BETA
+    return beta
 
 
 @triton.jit

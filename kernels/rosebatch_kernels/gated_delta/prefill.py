@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.activations import logistic
 from rosebatch_kernels.common.causal_conv import convolve_chunks
 from rosebatch_kernels.common.chunk_fields import chunk_fields, tile_of_program
 from rosebatch_kernels.common.chunks import TILE_ROWS, PackedChunks
@@ -25,7 +24,7 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, table, value_at
 from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
-from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
+from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor, written_share
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Sizes:
 
     Attributes:
         channels: of the convolution's programs.
-        rows: tokens of a system, a power of two from 16 to ``TILE_ROWS``, by bytes of a padded key.
+        rows: tokens of a system, a power of two from 16 to ``TILE_ROWS``, by bytes of a padded key or value.
         values: value columns of a program that walks over a chunk.
         solve_warps, walk_warps: of the programs.
         walk_stages: of the software pipeline that loads a chunk's next tiles.
@@ -87,7 +86,8 @@ def prefill(
     values = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     decays = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
     width = max(16, next_power_of_2(key_dim))
-    rows = value_at(sizes.rows, width * qkv.itemsize)
+    value_width = max(16, next_power_of_2(value_dim))
+    rows = value_at(sizes.rows, max(width, value_width) * qkv.itemsize)
     shape = {
         "KEY_HEADS": key_heads,
         "VALUE_HEADS": value_heads,
@@ -96,7 +96,6 @@ def prefill(
         "WIDTH": width,
         "ROWS": rows,
     }
-    value_width = max(16, next_power_of_2(value_dim))
     _delta_solve[(value_heads, len(packed.tiles), TILE_ROWS // rows)](
         keys=keys,
         values=values,
@@ -112,6 +111,7 @@ def prefill(
         b_stride=b.stride(0),
         VALUE_WIDTH=value_width,
         PRECISION="ieee" if qkv.dtype.itemsize == 4 else sizes.solve,
+        MAX_BETA=weights.max_beta,
         num_warps=sizes.solve_warps,
         **shape,
         **launch_options(device),
@@ -157,6 +157,7 @@ def _delta_solve(
     VALUE_WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
+    MAX_BETA: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """``(1 + A)^-1 · β · exp(G) · k`` and ``(1 + A)^-1 · β · v`` of each token and value head, and G."""
@@ -180,7 +181,7 @@ def _delta_solve(
         v = tl.load(of_token + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + c, in_value, other=0.0)
         step = log_decay(tl.load(a + rows * a_stride + head, present, other=0.0), log_rate + head, dt_bias + head)
         total = tl.cumsum(tl.where(present, step, 0.0), 0)
-        beta = logistic(tl.load(b + rows * b_stride + head, present, other=0.0).to(tl.float32))
+        beta = written_share(tl.load(b + rows * b_stride + head, present, other=0.0), MAX_BETA)
         beta = tl.where(present, beta, 0.0)
         unit = unit_factor(k, 1)
         products = dot(k, tl.trans(k))

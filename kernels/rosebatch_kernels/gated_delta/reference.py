@@ -73,7 +73,7 @@ def advance(
     q, v = q * key_dim**-0.5, v.unflatten(1, (value_heads, value_dim))
     rate = weights.log_rate.to(wide).exp()
     decay = torch.exp(-rate * softplus(a.to(wide) + weights.dt_bias.to(wide)))
-    beta = logistic(b.to(wide))
+    beta = logistic(b.to(wide)) * weights.max_beta
     memory = state.memory[slot].to(wide)
     if position == 0:
         memory.zero_()

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rosebatch.config.gated_delta import DeltaConfig
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, rows_of
+from rosebatch.model.lazy_tensor import LazyTensor, join
 from rosebatch.model.mixers.gated_delta.mixer import DeltaSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import Take, WeightSource, lazy_tensor
@@ -15,7 +18,23 @@ from rosebatch.ops.gated_delta import DeltaWeights
 from rosebatch.ops.ops import Linear, Ops, Partial
 
 # Ends of names: rounded, they would change what a state forgets.
-_GATES = ("in_proj_b", "in_proj_a", "in_proj_ba")
+_GATES = ("in_proj_b", "in_proj_a", "in_proj_ba", ".b_proj", ".a_proj")
+
+
+class DeltaNames(NamedTuple):
+    """Names of a layer's tensors beside its first projections.
+
+    Attributes:
+        conv: of all channels, or of those of q, k and v.
+        norm, out: of the gated norm and the last product.
+    """
+
+    conv: tuple[str, ...] = ("conv1d",)
+    norm: str = "norm"
+    out: str = "out_proj"
+
+
+_NAMES = DeltaNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +76,8 @@ def load_delta(
     *,
     sizes: Sequence[int],
     order: Tensor | None,
+    own_names: DeltaNames = _NAMES,
+    eps: float,
 ) -> DeltaNet:
     """The gated delta rule of a layer.
 
@@ -64,8 +85,9 @@ def load_delta(
         config, ops, weights: of the model.
         layer: counted from 0 among the layers with a state.
         names, sizes: of the projections; see ``load_linear``.
-        prefix: of the names of the other tensors.
+        prefix: of the names of the other tensors, which are ``own_names``.
         order: the rows of the projections in the order q, k, v, gate, b, a; None for the stored order.
+        eps: of the gated norm.
     """
     delta, fp32 = config.delta, torch.float32
     assert delta is not None, "the family has the delta rule"
@@ -81,9 +103,8 @@ def load_delta(
     projection = load_linear(
         ops, weights, names, sizes, config.hidden_size, bias=False, order=order, own=own, plain=gates
     )
-    mixed = columns(keys, keys, values)
     rate_take = Take.of(0, value_heads, delta.value_heads)
-    conv = lazy_tensor(weights, f"{prefix}conv1d.weight", (delta.channels, 1, delta.taps)).take(0, mixed).read()
+    conv = _find_conv(delta, weights, [f"{prefix}{name}.weight" for name in own_names.conv])
     spec = DeltaSpec(
         layer=layer,
         key_heads=len(key_heads),
@@ -91,12 +112,27 @@ def load_delta(
         key_dim=delta.key_dim,
         value_dim=delta.value_dim,
         weights=DeltaWeights(
-            conv=conv[:, 0].contiguous(),
+            conv=conv.take(0, columns(keys, keys, values)).read()[:, 0].contiguous(),
             conv_bias=None,
             log_rate=weights.get(f"{prefix}A_log", (delta.value_heads,), dtype=fp32, fill=0.0, take=rate_take),
             dt_bias=weights.get(f"{prefix}dt_bias", (delta.value_heads,), dtype=fp32, fill=1.0, take=rate_take),
+            max_beta=delta.max_beta,
         ),
     )
-    norm = weights.get(f"{prefix}norm.weight", (delta.value_dim,), fill=1.0)
-    out = load_linear(ops, weights, [f"{prefix}out_proj"], (config.hidden_size,), inner, bias=False, inputs=values[1])
-    return DeltaNet(ops, projection, spec, norm, config.norm_eps, out)
+    norm = weights.get(f"{prefix}{own_names.norm}.weight", (delta.value_dim,), fill=1.0)
+    last = [f"{prefix}{own_names.out}"]
+    out = load_linear(ops, weights, last, (config.hidden_size,), inner, bias=False, inputs=values[1])
+    return DeltaNet(ops, projection, spec, norm, eps, out)
+
+
+def _find_conv(delta: DeltaConfig, weights: WeightSource, names: Sequence[str]) -> LazyTensor:
+    """The convolution of all channels, ``[C, 1, taps]``.
+
+    Where it has a tensor each for q, k and v, transformers stores thirds of all channels instead.
+    """
+    keys = delta.key_heads * delta.key_dim
+    sizes = [delta.channels] if len(names) == 1 else [keys, keys, delta.channels - 2 * keys]
+    stored = [shape[0] for name in names if (shape := weights.shape(name))]
+    sizes = stored if len(stored) == len(names) and sum(stored) == delta.channels else sizes
+    parts = zip(names, sizes, strict=True)
+    return join([lazy_tensor(weights, name, (size, 1, delta.taps)) for name, size in parts], 0)
