@@ -197,7 +197,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         multipliers: factors of a layer's products; None for none.
         attention_layers: whether a layer has attention, for each layer; None: all that keep no state.
         mlp_layers: whether a layer has an MLP or experts, for each layer; None: all.
-        latent: latent attention in every layer; ``num_kv_heads`` is 1 then.
+        latent: latent attention in every layer that attends; ``num_kv_heads`` is 1 then.
         experts: routed experts; None for a dense MLP in every layer.
         bidirectional: whether a token sees those after it too. A prompt is then computed in one step, and nothing is
             kept of it; a sliding window has the keys on each side, the query's own included.
@@ -337,7 +337,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if self.transformers is not None:
             layers = self.transformers.kv_planes
         elif self.latent:
-            layers = ((Planes(1, self.latent.rank + self.rotary_dim),),) * self.num_layers
+            layers = ((Planes(1, self.latent.rank + self.rotary_dim),),) * sum(self.attends)
         else:
             layers = ((Planes(self.num_kv_heads, self.head_dim, 2),),) * sum(self.attends)
         return tuple(
@@ -370,17 +370,17 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def mixer_channels(self) -> int:
         """Numbers of a token that a layer's mixer has at most, its result left out."""
-        qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        attending = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         if self.latent:
             # The projections, q and results over latents, and results over values.
             latent, width = self.latent, self.latent.rank + self.rotary_dim
             of_heads = self.num_heads * (self.head_dim + width + latent.rank + latent.value_dim)
-            return of_heads + 2 * (latent.q_rank + width)
+            attending = of_heads + 2 * (latent.q_rank + width)
         rule = self.delta or self.mamba
         if rule:
-            return max(qkv, rule.step_channels)
+            return max(attending, rule.step_channels)
         # The convolution's inputs, and what it makes of them.
-        return max(qkv, 4 * self.hidden_size) if self.conv else qkv
+        return max(attending, 4 * self.hidden_size) if self.conv else attending
 
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of a sequence's states in all layers, activations of ``itemsize``."""

@@ -61,6 +61,9 @@ _ROUTED = {
     "topk_group": 2,
     "routed_scaling_factor": 1.3,
 }
+# By the names of Kimi Linear's config class.
+_KIMI_ROUTED = {key: value for key, value in _ROUTED.items() if not key.startswith(("n_routed", "first_k"))}
+_KIMI_ROUTED["num_local_experts"] = _ROUTED["n_routed_experts"]
 _GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
 _MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 20}
@@ -302,6 +305,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LATENT, **_ROUTED, "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.2}},
     ),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_LATENT, **_ROUTED, "mlp_layer_types": ["dense", "sparse", "dense"]}),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            **_KIMI_ROUTED,
+            "linear_num_heads": 4,
+            "linear_head_dim": 20,
+        },
+    ),
     "minicpm3": ("MiniCPM3Config", {**_LATENT, "rope_parameters": {"rope_theta": 500.0}, "dim_model_base": 48}),
 }
 # The thorough tier: what else their configs allow.

@@ -26,7 +26,7 @@ class CountedWeights(RandomWeights):
         self.elements = 0
 
     def get(self, name, shape, **options):
-        few = len(shape) < 2 or any(part in name for part in ("wpe", "norm", "bias", "conv1d", "conv.conv"))
+        few = len(shape) < 2 or any(part in name for part in ("wpe", "norm", "bias", "conv1d", "conv.conv", "A_log"))
         self.elements += 0 if few else math.prod(shape)
         return super().get(name, shape, **options)
 

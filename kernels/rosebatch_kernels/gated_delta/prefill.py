@@ -24,7 +24,7 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, table, value_at
 from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
-from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor, written_share
+from rosebatch_kernels.gated_delta.parts import inverse, log_decay, unit_factor, written_share
 
 
 @dataclass(frozen=True)
@@ -187,43 +187,14 @@ def _delta_solve(
         products = dot(k, tl.trans(k))
         # Lengths are divided out of the products: the operands stay exact.
         products *= (beta * unit)[:, None] * unit[None, :] * tl.exp(tl.minimum(total[:, None] - total[None, :], 0.0))
-        inverse = _inverse(tl.where(r[:, None] > r[None, :], products, 0.0), ROWS, PRECISION)
+        solved = inverse(tl.where(r[:, None] > r[None, :], products, 0.0), ROWS, PRECISION)
         dtype = mixed.dtype.element_ty
-        new = dot((inverse * beta[None, :]).to(dtype), v)
-        read = dot((inverse * (beta * tl.exp(total) * unit)[None, :]).to(dtype), k)
+        new = dot((solved * beta[None, :]).to(dtype), v)
+        read = dot((solved * (beta * tl.exp(total) * unit)[None, :]).to(dtype), k)
         places = (rows * VALUE_HEADS + head)[:, None]
         tl.store(values + places * VALUE_DIM + c, new.to(dtype), in_value)
         tl.store(keys + places * KEY_DIM + d, read.to(dtype), in_key)
         tl.store(decays + rows * VALUE_HEADS + head, total, present)
-
-
-@triton.jit
-def _inverse(a, ROWS: tl.constexpr, PRECISION: tl.constexpr):
-    """``(1 + a)^-1`` of ``a [ROWS, ROWS]`` fp32, zero on the diagonal and above, ROWS a power of two of at least 16.
-
-    Blocks of 16 on the diagonal row by row, all at once; then pairs of inverses become the inverse of twice the size:
-    ``[[X, 0], [-Y·a·X, Y]]`` is that of ``[[1/X, 0], [a, 1/Y]]``. A series in the powers of ``a`` would take fewer
-    steps. But equal keys make its terms so large that their sum has no correct digits.
-    """
-    parts: tl.constexpr = ROWS // 16
-    part = tl.arange(0, parts)
-    diagonal = part[:, None, None, None] == part[None, None, :, None]
-    blocks = tl.sum(tl.where(diagonal, tl.reshape(a, [parts, 16, parts, 16]), 0.0), 2)
-    i = tl.arange(0, 16)
-    row = i[None, :, None]
-    x = tl.where(row == i[None, None, :], 1.0, tl.zeros([parts, 16, 16], tl.float32))
-    for step in range(1, 16):
-        factors = tl.sum(tl.where(row == step, blocks, 0.0), 1)
-        x -= tl.where(row == step, tl.sum(factors[:, :, None] * x, 1)[:, None, :], 0.0)
-    spread = tl.where(diagonal, x[:, :, None, :], 0.0)
-    x = tl.reshape(spread, [ROWS, ROWS])
-    r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
-    for level in tl.static_range(4, 16):
-        if (1 << level) < ROWS:
-            below = ((r >> level) != (c >> level)) & ((r >> (level + 1)) == (c >> (level + 1)))
-            between = dot(x, tl.where(below, a, 0.0), PRECISION=PRECISION)
-            x -= dot(between, x, PRECISION=PRECISION)
-    return x
 
 
 @triton.jit

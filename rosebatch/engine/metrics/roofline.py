@@ -176,7 +176,7 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
     columns: float = sum(config.attends) * _attention_columns(config)
     if config.delta:
         delta = config.delta
-        columns += config.num_state_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
+        columns += config.num_state_layers * (delta.projected + delta.within / config.hidden_size)
     if config.mamba:
         columns += config.num_state_layers * (config.mamba.projected + config.mamba.inner)
     if config.conv:
