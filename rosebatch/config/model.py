@@ -98,6 +98,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         groups: experts are in so many groups, of as many neighbours each.
         kept_groups: the best groups, of which a token's experts are.
         weight_scale: factor on their weights.
+        sum_eps: added to the sum of chosen sigmoids that normalizes them.
         wide_router: whether the router's product is in fp32, whatever the dtype of the run.
         beside_mlp: whether such a layer has its dense MLP as well.
     """
@@ -113,6 +114,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     groups: int = 1
     kept_groups: int = 1
     weight_scale: float = 1.0
+    sum_eps: float = 1e-20
     wide_router: bool = False
     beside_mlp: bool = False
 
@@ -128,6 +130,8 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         require_in("experts_per_token", self.experts_per_token, 1, self.kept_groups * size)
         if not math.isfinite(self.weight_scale):
             raise ValueError(f"weight_scale must be finite, got {shown(self.weight_scale)}")
+        if not 0 < self.sum_eps < 1:
+            raise ValueError(f"sum_eps must be in (0, 1), got {shown(self.sum_eps)}")
         require_in("expert_size", self.expert_size, 1, MAX_SIZE)
         require_in("shared_size", self.shared_size, 0, MAX_SIZE)
 
@@ -204,7 +208,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         multipliers: factors of a layer's products; None for none.
         attention_layers: whether a layer has attention, for each layer; None: all that keep no state.
         mlp_layers: whether a layer has an MLP or experts, for each layer; None: all.
-        latent: latent attention in every layer; ``num_kv_heads`` is 1 then.
+        latent: latent attention in every layer that attends; ``num_kv_heads`` is 1 then.
         full_heads: K/V heads of layers without a sliding window, where they differ; see ``of_layer``.
         shared_kv: last layers that read the K and V of others; None if each layer has its own.
         layer_inputs: further embeddings for each layer; None for none.
@@ -359,7 +363,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if self.transformers is not None:
             layers = self.transformers.kv_planes
         elif self.latent:
-            layers = ((Planes(1, self.latent.rank + self.rotary_dim),),) * self.num_layers
+            layers = ((Planes(1, self.latent.rank + self.rotary_dim),),) * sum(self.attends)
         else:
             each = [self.of_window(window) for window in self.kv_windows]
             layers = tuple((Planes(own.num_kv_heads, own.head_dim, 2),) for own in each)
@@ -394,17 +398,17 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def mixer_channels(self) -> int:
         """Numbers of a token that a layer's mixer has at most, its result left out."""
         kinds = self, self.of_window(0)
-        qkv = max((own.num_heads + 2 * own.num_kv_heads) * own.head_dim for own in kinds)
+        attending = max((own.num_heads + 2 * own.num_kv_heads) * own.head_dim for own in kinds)
         if self.latent:
             # The projections, q and results over latents, and results over values.
             latent, width = self.latent, self.latent.rank + self.rotary_dim
             of_heads = self.num_heads * (self.head_dim + width + latent.rank + latent.value_dim)
-            return of_heads + 2 * (latent.q_rank + width)
+            attending = of_heads + 2 * (latent.q_rank + width)
         rule = self.delta or self.mamba
         if rule:
-            return max(qkv, rule.step_channels)
+            return max(attending, rule.step_channels)
         # The convolution's inputs, and what it makes of them.
-        return max(qkv, 4 * self.hidden_size) if self.conv else qkv
+        return max(attending, 4 * self.hidden_size) if self.conv else attending
 
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of a sequence's states in all layers, activations of ``itemsize``."""

@@ -25,8 +25,8 @@ _ROUTER_ROWS = 8
 class ExpertNames(NamedTuple):
     """Names of a layer's tensors: the router, an expert's three matrices after ``expert.NUMBER``, a shared expert.
 
-    With ``whole``, the matrices of all experts in one tensor have a name that begins with ``expert``, too. ``factors``
-    are on the weights of what the router chose, one of each expert.
+    ``bias`` is the correction of sigmoids, beside the router; ``factors`` are on the weights of what it chose, one of
+    each expert. transformers 5 has all experts' matrices in one tensor each, in ``block``.
     """
 
     router: str = "mlp.gate"
@@ -35,12 +35,9 @@ class ExpertNames(NamedTuple):
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "mlp.shared_expert"
-    whole: bool = False
+    bias: str = "gate.e_score_correction_bias"
+    block: str = "mlp."
     factors: str | None = None
-
-
-# The names that transformers 5 has in memory: the matrices of all experts in one tensor.
-_WHOLE = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +85,7 @@ class ExpertsMLP:
         return self.routed(normed, logits[:, : self.num_experts], shared)
 
 
-def load_experts(
-    config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str, names: ExpertNames = _WHOLE
-) -> ExpertsMLP:
+def load_experts(config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str, names: ExpertNames) -> ExpertsMLP:
     """The experts of the layer whose names begin with ``prefix``, each expert apart or all in one tensor."""
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "the layer has experts"
@@ -98,10 +93,11 @@ def load_experts(
     shape = experts.num_experts, hidden
     wide = torch.float32 if experts.wide_router else None
     name = f"{prefix}{names.router}"
-    name = name if is_stored(weights, f"{name}.weight", shape) else f"{prefix}{_WHOLE.router}"
+    name = name if is_stored(weights, f"{name}.weight", shape) else f"{prefix}{names.block}gate"
     bias = None
     if experts.sigmoid:
-        bias = weights.get(f"{name}.e_score_correction_bias", shape[:1], dtype=torch.float32, fill=0.0)
+        beside = name.rpartition(".")[0]
+        bias = weights.get(f"{beside}.{names.bias}", shape[:1], dtype=torch.float32, fill=0.0)
     factors = None
     if names.factors is not None:
         factors = weights.get(f"{prefix}{names.factors}", shape[:1], dtype=torch.float32, fill=1.0)
@@ -113,7 +109,9 @@ def load_experts(
         activation=EXPERT_GATES[config.activation],
         k=experts.experts_per_token,
         normalize=experts.normalize,
-        choice=Choice(experts.sigmoid, bias, experts.groups, experts.kept_groups, experts.weight_scale, factors),
+        choice=Choice(
+            experts.sigmoid, bias, experts.groups, experts.kept_groups, experts.weight_scale, factors, experts.sum_eps
+        ),
     )
     router = load_weight(weights, f"{name}.weight", shape, dtype=wide)
     if experts.shared_gate:
@@ -162,8 +160,7 @@ def load_matrices(
     """
     assert config.experts is not None
     (rows, width), count = shape, config.experts.num_experts
-    of_all = (count, len(parts) * rows, width)
-    name = f"{prefix}{names.expert if names.whole else _WHOLE.expert}.{whole}"
+    name, of_all = f"{prefix}{names.block}experts.{whole}", (count, len(parts) * rows, width)
     if not is_stored(weights, f"{prefix}{names.expert}.0.{parts[0]}.weight", shape):
         # Qwen3-VL's files have them turned.
         turned = weights.shape(name) == (count, width, len(parts) * rows) != of_all

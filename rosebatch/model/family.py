@@ -140,6 +140,8 @@ class Family:
         activations: that its MLP may have; None: those of all MLPs, with a gate or without.
         mlp_matrices: of hidden size x intermediate size in a layer's MLP; the floor of a run counts their bytes. An MLP
             with a gate has three.
+        attention_matrices: of hidden size x all heads' channels in a layer's attention, K and V left out: of q, of the
+            result, and of a gate where there is one. Latent attention has its own.
         needs: parts of ``ModelConfig`` that a shape must have -> what they are, for people.
         may_have: further parts that a shape may have. Other families' parts are refused.
         lacks: other options of ``ModelConfig`` that the class does not have.
@@ -152,6 +154,7 @@ class Family:
     load: Callable[[ModelConfig, Ops, WeightSource], Model]
     activations: Collection[str] | None = None
     mlp_matrices: int = 3
+    attention_matrices: int = 2
     needs: Mapping[str, str] = field(default_factory=dict)
     may_have: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()

@@ -22,9 +22,10 @@ class DeltaKernels(NamedTuple):
     decode: Callable[..., Tensor]
 
 
-def delta_kernels() -> DeltaKernels:
-    """The kernels, which a run on a CPU need not load."""
-    from rosebatch_kernels.gated_delta import decode, prefill
+def delta_kernels(*, by_channel: bool) -> DeltaKernels:
+    """The kernels, which a run on a CPU need not load; ``by_channel`` see ``DeltaWeights``."""
+    from rosebatch_kernels.gated_delta import channel_prefill, decode, prefill
 
     device = device_of(torch.device("cuda"))
-    return DeltaKernels(sized(prefill, "prefill", device), sized(decode, "decode", device))
+    of_chunks = sized(channel_prefill if by_channel else prefill, "prefill", device)
+    return DeltaKernels(of_chunks, sized(decode, "decode", device))

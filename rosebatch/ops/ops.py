@@ -201,7 +201,7 @@ class Ops:
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
     kv_append: Callable[..., None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
-    gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = gated_delta.gated_norm
+    gated_norm: Callable[..., Tensor] = gated_delta.gated_norm
     gate_norm: Callable[[Tensor, Tensor, Tensor | None, int, float], Tensor] = mamba2.gate_norm
     sigmoid_mul: Callable[[Tensor, Tensor], Tensor] = mlp.sigmoid_mul
     adjust: Callable[..., Tensor] = logits.adjust

@@ -1,5 +1,6 @@
 """The floor of a workload: against figures from the design, and by hand for small numbers."""
 
+import msgspec
 import pytest
 
 from rosebatch.bench.scenario import configs_dir, load_scenarios
@@ -133,6 +134,12 @@ def test_states_are_read_and_written_by_each_step():
     keys = 5 + 1 + 5 + 2 + 5 + 3
     states = 2 * 2 * 3 * 4 * 6 * 4
     assert floor.decode_s == 3 * ((layers + HEAD) * 2 + states) + keys * (TOKEN // 3)
+    channels = msgspec.structs.replace(delta, by_channel=True)
+    # The gate of 18 and a of 3 are made of 6 and 4.
+    own = floor_of([5], [4], family="qwen3_5", delta=channels)
+    assert own.decode_s - floor.decode_s == 3 * 2 * 2 * (8 * (6 + 4 - 18 - 3) + 3 * (6 * 6 + 4 * 4))
+    plain = floor_of([5], [4], family="olmo_hybrid", delta=delta)
+    assert floor.decode_s - plain.decode_s == 3 * 2 * 8 * 20
 
 
 def test_layers_of_one_sub_layer_each():

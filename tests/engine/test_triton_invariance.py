@@ -63,7 +63,7 @@ def outcome(engine, rows):
 
 
 # Whole prompts: chunks of these end at multiples of 64 tokens.
-BUDGETS = {"qwen3_5": 16, "bamba": 16, "hp1": 16}
+BUDGETS = {"qwen3_5": 16, "kimi_linear": 16, "bamba": 16, "hp1": 16}
 
 
 def engine_of(name, off=(), **limits):
@@ -100,6 +100,7 @@ def in_company(name, rows, off=(), blocks=60, host_blocks=0):
         ("softmaxes", ("prefix_cache", "fused_kv_append")),
         ("e4m3", ()),
         ("qwen3_5", ()),
+        ("kimi_linear", ()),
         ("bamba", ()),
         ("hp1", ()),
         ("deepseek_v3", ()),

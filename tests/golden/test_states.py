@@ -19,7 +19,7 @@ from tests.helpers.running import run_choices
 from tests.helpers.threads_group import make_tensor_parallel_engine
 
 # In place of K and V; in Falcon-H1 beside them.
-WITH_STATES = ["qwen3_5", "qwen3_next", "lfm2", "nemotron_h", "falcon_h1"]
+WITH_STATES = ["qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h", "falcon_h1"]
 
 
 def requests_of(prompts, **sampling):
@@ -170,7 +170,10 @@ def test_the_run_says_why_the_prefix_cache_is_off(goldens, capsys):
     assert "--prefix-cache has no effect: layers of this model keep states" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "attending"), [("qwen3_next", 1), ("nemotron_h", 1), ("falcon_h1", 2)])
+ATTENDING = [("qwen3_next", 1), ("kimi_linear", 2), ("nemotron_h", 1), ("falcon_h1", 2)]
+
+
+@pytest.mark.parametrize(("name", "attending"), ATTENDING)
 def test_layers_with_a_state_take_no_blocks(name, attending, goldens, make_engine):
     """A quarter of the layers has K and V: counting all would leave most of the KV cache's memory unused."""
     engine = make_engine(goldens(name).folder)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 NEW_TOKENS = 16
 # A token with a smaller margin may differ by rounding alone: such prompts are left out.
 MARGIN = 2e-3
-FAMILIES = ["qwen3_5", "qwen3_next", "lfm2", "nemotron_h", "falcon_h1"]
+FAMILIES = ["qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h", "falcon_h1"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -61,6 +61,9 @@ _ROUTED = {
     "topk_group": 2,
     "routed_scaling_factor": 1.3,
 }
+# By the names of Kimi Linear's config class.
+_KIMI_ROUTED = {key: value for key, value in _ROUTED.items() if not key.startswith(("n_routed", "first_k"))}
+_KIMI_ROUTED["num_local_experts"] = _ROUTED["n_routed_experts"]
 _GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
 _GEMMA4: dict[str, Any] = {
     **_UNTIED,
@@ -264,6 +267,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5TextConfig",
         {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_conv_kernel_dim": 3},
     ),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        {
+            **_SIZES,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20,
+        },
+    ),
     "bamba": ("BambaConfig", {**_SIZES, **_MAMBA, "attn_layer_indices": [1]}),
     "granite4_h": (
         "GraniteMoeHybridConfig",
@@ -315,12 +330,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "lfm2": ("Lfm2Config", {**_SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **_SIZES,
+            **_EXPERTS,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "deepseek_v2": ("DeepseekV2Config", {**_LATENT, **_ROUTED, "topk_method": "group_limited_greedy"}),
     "deepseek_v3": (
         "DeepseekV3Config",
         {**_LATENT, **_ROUTED, "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.2}},
     ),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_LATENT, **_ROUTED, "mlp_layer_types": ["dense", "sparse", "dense"]}),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            **_KIMI_ROUTED,
+            "linear_num_heads": 4,
+            "linear_head_dim": 20,
+        },
+    ),
     "minicpm3": ("MiniCPM3Config", {**_LATENT, "rope_parameters": {"rope_theta": 500.0}, "dim_model_base": 48}),
 }
 # The thorough tier: what else their configs allow.
@@ -421,7 +460,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "lfm2_moe-unscaled": (
+        "Lfm2MoeConfig",
+        {
+            **_SIZES,
+            **_EXPERTS,
+            "num_experts_per_tok": 3,
+            "layer_types": ["full_attention", "conv", "conv"],
+            "num_dense_layers": 0,
+            "norm_topk_prob": False,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3_next-dense": ("Qwen3NextConfig", {**_DELTA, "mlp_only_layers": [0, 1, 2, 3]}),
+    "olmo_hybrid-nope": (
+        "OlmoHybridConfig",
+        {
+            **_SIZES,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+            "linear_allow_neg_eigval": False,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+        },
+    ),
     "granite4_h-dense": (
         "GraniteMoeHybridConfig",
         {

@@ -31,7 +31,7 @@ def random_model(config: Any, kind: Any = None, *, plain: bool = False, **option
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and not plain:
             torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
-    means = {"correction_bias": 0.0, "layer_scalar": 1.0}
+    means = {"correction_bias": 0.0, "expert_bias": 0.0, "layer_scalar": 1.0}
     for name, buffer in model.named_buffers():
         for mean in (mean for end, mean in means.items() if name.endswith(end) and not plain):
             torch.nn.init.normal_(buffer, mean, 0.2)

@@ -12,6 +12,9 @@ GROUPS = {
     "gated_attention": {"_gated_attend_shared", "_gated_decode", "_gated_prefill", "_prepare"},
     "whole_prompts": {"_bidirectional_attend"},
     "delta_rule": {"_causal_conv", "_delta_decode", "_delta_solve", "_delta_walk", "_gated_norm"},
+    "channel_delta": {
+        "_causal_conv", "_channel_solve", "_channel_walk", "_delta_decode", "_gated_norm",
+    },
     "mamba2": {"_causal_conv", "_gate_norm", "_mamba_decode", "_mamba_walk"},
     "latent_attention": {"_decode_latents", "_each_head", "_merge_latents", "_prefill_latents", "_prepare_latents"},
     "latents_on_hopper": {"_decode_latents_hopper", "_merge_latents"},

@@ -295,19 +295,21 @@ def delta_rule() -> None:
     names = ("decode", "prefill", "gated_norm")
     decode, prefill, gated_norm = (getattr(Launchers(f"gated_delta.{name}"), name) for name in names)
     fp32 = torch.float32
-    for key_heads, heads, key_dim, value_dim, dtype in [
-        (16, 32, 128, 128, torch.bfloat16),
-        (2, 2, 64, 80, torch.float16),
-        (2, 4, 256, 128, torch.bfloat16),
-        (1, 3, 24, 40, fp32),
-        (2, 4, 128, 128, fp32),
-        (2, 4, 256, 128, fp32),
+    for key_heads, heads, key_dim, value_dim, dtype, max_beta in [
+        (16, 32, 128, 128, torch.bfloat16, 1.0),
+        (2, 2, 64, 80, torch.float16, 1.0),
+        (2, 4, 256, 128, torch.bfloat16, 1.0),
+        (1, 3, 24, 40, fp32, 1.0),
+        (2, 4, 128, 128, fp32, 1.0),
+        (2, 4, 256, 128, fp32, 1.0),
+        (30, 30, 96, 192, torch.bfloat16, 2.0),
+        (2, 2, 96, 192, fp32, 2.0),
     ]:
         channels = 2 * key_heads * key_dim + heads * value_dim
         state = DeltaState(empty(3, 4, channels, dtype=dtype), empty(3, heads, key_dim, value_dim, dtype=fp32))
         bias = empty(channels, dtype=dtype) if dtype == torch.float16 else None
         weights = DeltaWeights(
-            empty(channels, 4, dtype=dtype), bias, empty(heads, dtype=fp32), empty(heads, dtype=dtype)
+            empty(channels, 4, dtype=dtype), bias, empty(heads, dtype=fp32), empty(heads, dtype=dtype), max_beta
         )
         qkv, a = empty(70, channels, dtype=dtype), empty(70, heads, dtype=dtype)
         decode(qkv, a, a, state, ints(70), ints(70), ints(70), weights)
@@ -316,6 +318,34 @@ def delta_rule() -> None:
             prefill(qkv, a, a, state, pack_chunks([(0, 0, 0, 70)]), weights)
         out = empty(70, heads, value_dim, dtype=dtype)
         gated_norm(out, out, empty(value_dim, dtype=dtype), 1e-6)
+
+
+def channel_delta() -> None:
+    """The delta rule with a decay for each channel of a key."""
+    from rosebatch_kernels.common.chunks import pack_chunks
+    from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
+
+    names = ("decode", "channel_prefill", "gated_norm")
+    decode, prefill, norm = (Launchers(f"gated_delta.{name}") for name in names)
+    fp32 = torch.float32
+    for key_heads, heads, key_dim, value_dim, dtype in [
+        (32, 32, 128, 128, torch.bfloat16),
+        (2, 4, 64, 80, torch.float16),
+        (2, 2, 256, 256, torch.bfloat16),
+        (1, 3, 24, 40, fp32),
+        (2, 2, 128, 128, fp32),
+    ]:
+        channels = 2 * key_heads * key_dim + heads * value_dim
+        state = DeltaState(empty(3, 4, channels, dtype=dtype), empty(3, heads, key_dim, value_dim, dtype=fp32))
+        rates = empty(heads, dtype=fp32), empty(heads * key_dim, dtype=fp32)
+        weights = DeltaWeights(empty(channels, 4, dtype=dtype), None, *rates)
+        qkv, a, b = (empty(70, size, dtype=dtype) for size in (channels, heads * key_dim, heads))
+        decode.decode(qkv, a, b, state, ints(70), ints(70), ints(70), weights)
+        # As those of the rule with a decay for a head.
+        with lowered_only() if dtype == fp32 else nullcontext():
+            prefill.prefill(qkv, a, b, state, pack_chunks([(0, 0, 0, 70)]), weights)
+        out = empty(70, heads, value_dim, dtype=dtype)
+        norm.gated_norm(out, out, empty(value_dim, dtype=dtype), 1e-6, "sigmoid")
 
 
 def mamba2() -> None:
@@ -519,6 +549,8 @@ def latent_attention() -> None:
             where = ints(batch, 4), ints(batch), ints(batch)
             rows = ints(batch) if batch == 1 else None
             kernel.prepare(q, latents, cache, *where, norm=norm, eps=1e-6, rotary=tables, rotary_rows=rows)
+            if batch == 1:
+                kernel.prepare(q, latents, cache, *where, norm=norm, eps=1e-6, rotary=None)
             kernel.decode(q, cache, *where, rank=rank, scale=1.0)
         kernel.prefill(q, cache, where[0], ints(3, 4), rank=rank, scale=1.0)
         FixedHeads(empty(heads, rank, 128, dtype=dtype), device)(empty(70, heads, 192, dtype=dtype)[..., :128])

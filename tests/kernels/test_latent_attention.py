@@ -82,6 +82,29 @@ def test_prepare(implementation, shape, given_rows, dtype, device, randn, assert
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_prepare_without_positions(implementation, shape, dtype, device, randn, assert_close):
+    """Kimi Linear: q stays, and the key behind a latent is appended as it is, all of it."""
+    heads, rank, rotated, block_size = shape
+    positions = [0, 2 * block_size - 1, 7]
+    paged = make(positions, shape, dtype, device, randn)
+    before, q = paged.cache.clone(), randn(3, heads, rank + rotated, dtype=dtype).to(device)
+    wide, norm = randn(3, rank + rotated + 3, dtype=dtype), (1 + 0.1 * randn(rank)).to(dtype)
+    latents, same, where = wide.to(device)[:, : rank + rotated], q.clone(), ints(positions, device)
+    appended = torch.full_like(latents, torch.nan, memory_format=torch.contiguous_format)
+    options = {"norm": norm.to(device), "eps": EPS, "rotary": None, "appended": appended}
+    implementation.prepare(q, latents, paged.cache, paged.table, ints([0, 1, -1], device), where, **options)
+    assert torch.equal(q, same)
+    for token in (0, 1):
+        own, place = wide[token, :rank].double(), paged.slot(token, positions[token])
+        found = paged.cache[place][0, 0].cpu()
+        assert_close(found[:rank], own / (own.square().mean() + EPS).sqrt() * norm.double())
+        assert torch.equal(found[rank:], wide[token, rank : rank + rotated])
+        assert torch.equal(appended[token].cpu(), found)
+        before[place] = paged.cache[place]
+    assert_same(paged.cache, before)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("lengths", [[1, 64, 65, 17], [300, 5, 129]], ids=str)
 def test_decode(implementation, shape, lengths, dtype, device, randn, assert_close):
     """Undivided and divided keys, blocks of NaN behind them, and rows that are not live."""

@@ -66,6 +66,7 @@ LAYERS = {
     },
     "BambaForCausalLM": {"attn_layer_indices": [1]},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 4},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 4},
     "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2},
 }
 # Of experts: their number, and the inner size of one for all tokens.
@@ -98,9 +99,9 @@ def test_defaults_are_transformers_own(name):
         assert (latent.rank, latent.value_dim, latent.q_rank) == (
             expected.kv_lora_rank,
             expected.v_head_dim,
-            expected.q_lora_rank,
+            expected.q_lora_rank or 0,
         )
-        assert latent.interleaved == getattr(expected, "rope_interleave", name != "MiniCPM3ForCausalLM")
+        assert latent.interleaved == getattr(expected, "rope_interleave", name == "DeepseekV2ForCausalLM")
     assert config.max_model_len == expected.max_position_embeddings
     fields = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
     assert config.norm_eps in [getattr(expected, field, None) for field in fields]
@@ -137,14 +138,15 @@ def test_defaults_are_transformers_own(name):
         if kinds and "moe" in kinds:
             assert list(experts.layers) == [kind == "moe" for kind in kinds]
         else:
-            dense = getattr(expected, "first_k_dense_replace", 1 if name == "Glm4MoeLiteForCausalLM" else 0)
-            assert experts.layers == (False,) * dense + (True,) * (8 - dense)
+            dense = first_of(expected, ("first_k_dense_replace", "num_dense_layers"))
+            mlps = getattr(expected, "mlp_layer_types", ["dense"] * dense + ["sparse"] * (8 - dense))
+            assert experts.layers == tuple(kind == "sparse" for kind in mlps)
         assert (experts.num_experts, experts.expert_size) == (first_of(expected, COUNTS), size)
         assert experts.experts_per_token == first_of(expected, ("num_experts_per_tok", "top_k_experts"))
         shared = getattr(expected, "n_shared_experts", 0) * size
         assert experts.shared_size == (first_of(expected, SHARED) or shared)
         assert experts.weight_scale == getattr(expected, "routed_scaling_factor", 1)
-        grouped = getattr(expected, "n_group", None), getattr(expected, "topk_group", None)
+        grouped = getattr(expected, "n_group", 1), getattr(expected, "topk_group", 1)
         assert (experts.groups, experts.kept_groups) == (grouped if experts.sigmoid else (1, 1))
         # Without such a field, the weights always sum to 1.
         assert experts.normalize == getattr(expected, "norm_topk_prob", True)
@@ -335,6 +337,52 @@ def test_olmo_3_scales_full_layers_only():
 
 
 @pytest.mark.parametrize(
+    ("values", "rotary"),
+    [
+        ({}, True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, True),
+        ({"rope_parameters": None}, False),
+        ({"rope_parameters": {"rope_type": None}}, False),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, False),
+    ],
+)
+def test_positions_of_olmo_hybrid(values, rotary):
+    """The released model has none, which its files said in several ways: rotated, its keys would be others."""
+    config = parse("OlmoHybridForCausalLM", **values)
+    assert all((config.layer_rope(layer) is not None) == rotary for layer in range(8))
+
+
+def test_kimi_linear_as_its_own_files_say_it():
+    """They have an object for the rule, which counts layers from 1, and other names than DeepSeek's."""
+    rule = {"head_dim": 96, "num_heads": 24, "short_conv_kernel_size": 3}
+    rule |= {"kda_layers": [1, 2, 3, 5, 6, 7], "full_attn_layers": [4, 8]}
+    values = {"num_experts": 64, "num_experts_per_token": 6, "num_shared_experts": 2, "moe_renormalize": False}
+    values |= {"model_max_length": 4096, "first_k_dense_replace": 2, "rope_theta": 10000.0}
+    values |= {"head_dim": 72, "mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1}
+    values |= {"num_key_value_heads": 32, "use_grouped_topk": True, "num_nextn_predict_layers": 0}
+    config = parse("KimiLinearForCausalLM", linear_attn_config=rule, rope_scaling=None, **values)
+    expected = theirs("KimiLinearForCausalLM", linear_attn_config=rule, **values)
+    delta, experts = config.delta, config.experts
+    assert delta.layers == tuple(kind == "linear_attention" for kind in expected.layer_types)
+    assert (delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.taps) == (24, 24, 96, 96, 3)
+    assert experts.layers == tuple(kind == "sparse" for kind in expected.mlp_layer_types)
+    assert (experts.num_experts, experts.experts_per_token, experts.shared_size) == (64, 6, 2 * 1024)
+    assert not experts.normalize and config.max_model_len == 4096
+    assert not any(config.layer_rope(layer) for layer in range(8))
+
+
+def test_sizes_of_olmo_hybrids_rule():
+    """They follow from those of attention where config.json leaves them out."""
+    expected = theirs("OlmoHybridForCausalLM")
+    delta = parse("OlmoHybridForCausalLM").delta
+    assert (delta.key_heads, delta.value_heads) == (expected.linear_num_key_heads, expected.linear_num_value_heads)
+    assert (delta.key_dim, delta.value_dim) == (expected.linear_key_head_dim, expected.linear_value_head_dim)
+    assert delta.layers == tuple(kind == "linear_attention" for kind in expected.layer_types)
+    assert delta.max_beta == 2
+    assert parse("OlmoHybridForCausalLM", linear_allow_neg_eigval=False).delta.max_beta == 1
+
+
+@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
@@ -412,6 +460,21 @@ def test_what_is_not_served_says_what_may_serve_it(name, options, message):
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob is not supported"),
         ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
         ("MiniCPM3ForCausalLM", {"qk_rope_head_dim": 31}, "rotary_dim 31 is odd"),
+        ("KimiLinearForCausalLM", {"mla_use_nope": False}, "mla_use_nope false is not supported"),
+        ("KimiLinearForCausalLM", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func 'softmax'"),
+        ("KimiLinearForCausalLM", {"linear_attn_config": 3}, "linear_attn_config is no object: 3"),
+        (
+            "KimiLinearForCausalLM",
+            {"linear_attn_config": {"kda_layers": [1, 2, 3, 4], "full_attn_layers": [4, 5, 6, 7, 8]}},
+            "full_attn_layers and kda_layers are not layers 1 to 8, each once",
+        ),
+        ("KimiLinearForCausalLM", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ("OlmoHybridForCausalLM", {"layer_types": ["linear_attention"] * 8}, "layers all have the delta rule"),
+        ("OlmoHybridForCausalLM", {"layer_types": ["conv"] * 8}, "layer_types 'conv' is not supported"),
+        ("OlmoHybridForCausalLM", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+        ("OlmoHybridForCausalLM", {"linear_num_key_heads": 0}, "linear_num_key_heads must be in"),
+        ("Lfm2MoeForCausalLM", {"use_expert_bias": False}, "use_expert_bias false is not supported"),
+        ("Lfm2MoeForCausalLM", {"num_dense_layers": -1}, "num_dense_layers must be a whole number >= 0, got -1"),
         ("GraniteForCausalLM", {"residual_multiplier": float("nan")}, "residual_multiplier must be finite"),
         ("Gemma2ForCausalLM", {"final_logit_softcapping": -1.0}, "logit_soft_cap must be a number >= 0, got -1.0"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "theta must not"),

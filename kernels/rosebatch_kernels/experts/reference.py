@@ -24,6 +24,7 @@ class Choice(NamedTuple):
             (DeepSeek V2, arXiv 2405.04434), with ``sigmoid`` the largest sum of the two best.
         scale: factor on the weights.
         factors: ``[E]`` fp32, a further one of each expert (Gemma 4); None for none.
+        sum_eps: added to a sum of sigmoids before the weights are divided by it.
     """
 
     sigmoid: bool = False
@@ -32,11 +33,10 @@ class Choice(NamedTuple):
     kept: int = 1
     scale: float = 1.0
     factors: Tensor | None = None
+    sum_eps: float = 1e-20
 
 
 LARGEST = Choice()
-# Added to a sum of sigmoids before a division, as DeepSeek does.
-SMALLEST = 1e-20
 
 
 def route(logits: Tensor, k: int, *, normalize: bool, choice: Choice = LARGEST) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ def route(logits: Tensor, k: int, *, normalize: bool, choice: Choice = LARGEST) 
         weights = scores.gather(1, ids)
         if normalize:
             # One after the other: a sum's order might go by the number of tokens.
-            weights = weights / (weights.cumsum(1)[:, -1:] + SMALLEST)
+            weights = weights / (weights.cumsum(1)[:, -1:] + choice.sum_eps)
     if choice.factors is not None:
         weights = weights * choice.factors[ids]
     return ids.int(), weights.contiguous() if choice.scale == 1 else weights * choice.scale

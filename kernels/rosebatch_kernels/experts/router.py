@@ -10,9 +10,7 @@ from torch import Tensor
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.whole_numbers import next_power_of_2
-from rosebatch_kernels.experts.reference import LARGEST, SMALLEST, Choice
-
-_SMALLEST = tl.constexpr(SMALLEST)
+from rosebatch_kernels.experts.reference import LARGEST, Choice
 
 
 def route(
@@ -38,6 +36,7 @@ def route(
         SIGMOID=choice.sigmoid,
         GROUPS=choice.groups,
         KEPT=choice.kept,
+        SUM_EPS=choice.sum_eps,
         num_warps=1 if experts <= 128 else 4,
         **sizes,
         **launch_options(device),
@@ -60,6 +59,7 @@ def _route(
     SIGMOID: tl.constexpr,
     GROUPS: tl.constexpr,
     KEPT: tl.constexpr,
+    SUM_EPS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -92,7 +92,7 @@ def _route(
     if SIGMOID:
         share = tl.where(slot < K, value, 0.0)
         if NORMALIZE:
-            share = share / (tl.sum(share, 0) + _SMALLEST)
+            share = share / (tl.sum(share, 0) + SUM_EPS)
     else:
         share = tl.exp(value - largest)
         share = share / (tl.sum(share, 0) if NORMALIZE else total)

@@ -15,14 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.activations import logistic
 from rosebatch_kernels.common.causal_conv import convolve_token
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
-from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
+from rosebatch_kernels.gated_delta.parts import channel_log_decay, log_decay, unit_factor, written_share
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,13 @@ def decode(
 
     The convolution's SiLU is rounded to the input's dtype; the rule is computed in fp32: q and k of each head are
     divided by their lengths, and q is multiplied by ``key_dim ** -0.5``. Then ``S = exp(g) · S``, g as in
-    ``DeltaWeights``, and ``S += k ⊗ sigmoid(b) · (v - Sᵀk)``. ``Sᵀq`` is the result. Each key head serves
+    ``DeltaWeights``, and ``S += k ⊗ max_beta · sigmoid(b) · (v - Sᵀk)``. ``Sᵀq`` is the result. Each key head serves
     ``value_heads / key_heads`` successive value heads.
 
     Args:
         qkv: ``[B, C]``, q then k then v, as projected, rows at any stride.
-        a, b: ``[B, value_heads]``, rows at any stride: of the decay, and of how much of a change is written.
+        a, b: ``[B, value_heads]``, rows at any stride: of the decay, and of how much of a change is written. With a
+            decay for each channel of a key, a is ``[B, value_heads · key_dim]``.
         state: updated in place; taken as zero where the position is 0. S is read while the predecessor still runs (see
             ``rosebatch_kernels.common.launch``), which must not write it.
         slots: ``[B]`` int32, each row's place in the state.
@@ -99,6 +99,8 @@ def decode(
         WIDTH=next_power_of_2(key_dim),
         VALUES=values,
         TAPS=state.inputs.shape[1],
+        MAX_BETA=weights.max_beta,
+        BY_CHANNEL=weights.by_channel,
         num_warps=sizes.warps,
         **launch_options(device),
     )
@@ -132,6 +134,8 @@ def _delta_decode(
     WIDTH: tl.constexpr,
     VALUES: tl.constexpr,
     TAPS: tl.constexpr,
+    MAX_BETA: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     part = tl.program_id(0)
@@ -164,8 +168,15 @@ def _delta_decode(
         v = convolve_token(x, kept, v_channel, c, VALUE_DIM, VALUE_DIM, position, conv, conv_bias, channels, TAPS)
         q *= unit_factor(q, 0) * (KEY_DIM**-0.5)
         k *= unit_factor(k, 0)
-        decay = tl.exp(log_decay(tl.load(a + row * a_stride + head), log_rate + head, dt_bias + head))
-        beta = logistic(tl.load(b + row * b_stride + head).to(tl.float32))
+        if BY_CHANNEL:
+            own = head * KEY_DIM + d
+            steps = channel_log_decay(a + row * a_stride + own, log_rate + head, dt_bias + own, d < KEY_DIM)
+            past *= tl.exp(steps)[:, None]
+            # What is left of S, before the token is written.
+            decay = 1.0
+        else:
+            decay = tl.exp(log_decay(tl.load(a + row * a_stride + head), log_rate + head, dt_bias + head))
+        beta = written_share(tl.load(b + row * b_stride + head), MAX_BETA)
         # Both sums over the past S, so that they do not wait for each other: Sᵀq follows from them.
         of_k = tl.sum(past * k[:, None], 0)
         of_q = tl.sum(past * q[:, None], 0)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.activations import activate
+from rosebatch_kernels.common.activations import activate, logistic
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
@@ -16,12 +16,10 @@ from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 _TILE = 1024
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, device: Device) -> Tensor:
-    """``rms_norm(x) · weight · silu(gate)`` of ``x, gate [T, heads, D]`` with ``weight [D]``; same dtype out.
-
-    Tokens of both inputs may lie at any stride. The normalised value is rounded to the input's dtype before the weight
-    is applied. The product is rounded again before the gate is applied.
-    """
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str = "silu", *, device: Device
+) -> Tensor:
+    """See ``reference.gated_norm``. Tokens of both inputs may lie at any stride."""
     tokens, heads, size = x.shape
     assert x.stride()[1:] == gate.stride()[1:] == (size, 1), "the heads of a token are contiguous"
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -40,6 +38,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, device: D
         SIZE=size,
         BLOCK=block,
         ROWS=rows,
+        SIGMOID=activation == "sigmoid",
         **launch_options(device),
     )
     return out
@@ -59,6 +58,7 @@ def _gated_norm(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    SIGMOID: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -72,5 +72,13 @@ def _gated_norm(
     opening = tl.load(gate + token * gate_stride + head * SIZE + column, inside, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
     scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) * (1.0 / SIZE) + eps)
-    normed = ((value * scale).to(dtype).to(tl.float32) * factor.to(tl.float32)).to(dtype).to(tl.float32)
-    tl.store(out + row.to(tl.int64) * SIZE + column, (normed * activate(opening, "silu")).to(dtype), inside)
+    if SIGMOID:
+        normed = value * scale * factor.to(tl.float32)
+    else:
+        normed = ((value * scale).to(dtype).to(tl.float32) * factor.to(tl.float32)).to(dtype).to(tl.float32)
+    tl.store(out + row.to(tl.int64) * SIZE + column, (normed * _opened(opening, SIGMOID)).to(dtype), inside)
+
+
+@triton.jit
+def _opened(gate, SIGMOID: tl.constexpr):
+    return logistic(gate) if SIGMOID else activate(gate, "silu")

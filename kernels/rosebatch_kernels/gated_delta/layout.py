@@ -12,13 +12,21 @@ class DeltaWeights(NamedTuple):
         conv: ``[C, taps]``, of each channel; the last factor is that of the token itself.
         conv_bias: ``[C]`` or None.
         log_rate: ``[value_heads]``; a token's decay is ``exp(-exp(log_rate) · softplus(a + dt_bias))``.
-        dt_bias: ``[value_heads]``.
+        dt_bias: ``[value_heads]``; or ``[value_heads · key_dim]``: each channel of a key has a decay of its own (KDA).
+        max_beta: of a change, ``max_beta · sigmoid(b)`` is written. Beyond 1, eigenvalues of a step may be negative
+            (arXiv 2411.12537).
     """
 
     conv: Tensor
     conv_bias: Tensor | None
     log_rate: Tensor
     dt_bias: Tensor
+    max_beta: float = 1.0
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether each channel of a key has a decay of its own, and a number of ``a``."""
+        return len(self.dt_bias) != len(self.log_rate)
 
 
 class DeltaState(NamedTuple):

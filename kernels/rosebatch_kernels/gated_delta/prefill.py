@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.activations import logistic
 from rosebatch_kernels.common.causal_conv import convolve_chunks
 from rosebatch_kernels.common.chunk_fields import chunk_fields, tile_of_program
 from rosebatch_kernels.common.chunks import TILE_ROWS, PackedChunks
@@ -25,7 +24,7 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, table, value_at
 from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
-from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
+from rosebatch_kernels.gated_delta.parts import inverse, log_decay, unit_factor, written_share
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Sizes:
 
     Attributes:
         channels: of the convolution's programs.
-        rows: tokens of a system, a power of two from 16 to ``TILE_ROWS``, by bytes of a padded key.
+        rows: tokens of a system, a power of two from 16 to ``TILE_ROWS``, by bytes of a padded key or value.
         values: value columns of a program that walks over a chunk.
         solve_warps, walk_warps: of the programs.
         walk_stages: of the software pipeline that loads a chunk's next tiles.
@@ -87,7 +86,8 @@ def prefill(
     values = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     decays = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
     width = max(16, next_power_of_2(key_dim))
-    rows = value_at(sizes.rows, width * qkv.itemsize)
+    value_width = max(16, next_power_of_2(value_dim))
+    rows = value_at(sizes.rows, max(width, value_width) * qkv.itemsize)
     shape = {
         "KEY_HEADS": key_heads,
         "VALUE_HEADS": value_heads,
@@ -96,7 +96,6 @@ def prefill(
         "WIDTH": width,
         "ROWS": rows,
     }
-    value_width = max(16, next_power_of_2(value_dim))
     _delta_solve[(value_heads, len(packed.tiles), TILE_ROWS // rows)](
         keys=keys,
         values=values,
@@ -112,6 +111,7 @@ def prefill(
         b_stride=b.stride(0),
         VALUE_WIDTH=value_width,
         PRECISION="ieee" if qkv.dtype.itemsize == 4 else sizes.solve,
+        MAX_BETA=weights.max_beta,
         num_warps=sizes.solve_warps,
         **shape,
         **launch_options(device),
@@ -157,6 +157,7 @@ def _delta_solve(
     VALUE_WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
+    MAX_BETA: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """``(1 + A)^-1 · β · exp(G) · k`` and ``(1 + A)^-1 · β · v`` of each token and value head, and G."""
@@ -180,49 +181,20 @@ def _delta_solve(
         v = tl.load(of_token + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + c, in_value, other=0.0)
         step = log_decay(tl.load(a + rows * a_stride + head, present, other=0.0), log_rate + head, dt_bias + head)
         total = tl.cumsum(tl.where(present, step, 0.0), 0)
-        beta = logistic(tl.load(b + rows * b_stride + head, present, other=0.0).to(tl.float32))
+        beta = written_share(tl.load(b + rows * b_stride + head, present, other=0.0), MAX_BETA)
         beta = tl.where(present, beta, 0.0)
         unit = unit_factor(k, 1)
         products = dot(k, tl.trans(k))
         # Lengths are divided out of the products: the operands stay exact.
         products *= (beta * unit)[:, None] * unit[None, :] * tl.exp(tl.minimum(total[:, None] - total[None, :], 0.0))
-        inverse = _inverse(tl.where(r[:, None] > r[None, :], products, 0.0), ROWS, PRECISION)
+        solved = inverse(tl.where(r[:, None] > r[None, :], products, 0.0), ROWS, PRECISION)
         dtype = mixed.dtype.element_ty
-        new = dot((inverse * beta[None, :]).to(dtype), v)
-        read = dot((inverse * (beta * tl.exp(total) * unit)[None, :]).to(dtype), k)
+        new = dot((solved * beta[None, :]).to(dtype), v)
+        read = dot((solved * (beta * tl.exp(total) * unit)[None, :]).to(dtype), k)
         places = (rows * VALUE_HEADS + head)[:, None]
         tl.store(values + places * VALUE_DIM + c, new.to(dtype), in_value)
         tl.store(keys + places * KEY_DIM + d, read.to(dtype), in_key)
         tl.store(decays + rows * VALUE_HEADS + head, total, present)
-
-
-@triton.jit
-def _inverse(a, ROWS: tl.constexpr, PRECISION: tl.constexpr):
-    """``(1 + a)^-1`` of ``a [ROWS, ROWS]`` fp32, zero on the diagonal and above, ROWS a power of two of at least 16.
-
-    Blocks of 16 on the diagonal row by row, all at once; then pairs of inverses become the inverse of twice the size:
-    ``[[X, 0], [-Y·a·X, Y]]`` is that of ``[[1/X, 0], [a, 1/Y]]``. A series in the powers of ``a`` would take fewer
-    steps. But equal keys make its terms so large that their sum has no correct digits.
-    """
-    parts: tl.constexpr = ROWS // 16
-    part = tl.arange(0, parts)
-    diagonal = part[:, None, None, None] == part[None, None, :, None]
-    blocks = tl.sum(tl.where(diagonal, tl.reshape(a, [parts, 16, parts, 16]), 0.0), 2)
-    i = tl.arange(0, 16)
-    row = i[None, :, None]
-    x = tl.where(row == i[None, None, :], 1.0, tl.zeros([parts, 16, 16], tl.float32))
-    for step in range(1, 16):
-        factors = tl.sum(tl.where(row == step, blocks, 0.0), 1)
-        x -= tl.where(row == step, tl.sum(factors[:, :, None] * x, 1)[:, None, :], 0.0)
-    spread = tl.where(diagonal, x[:, :, None, :], 0.0)
-    x = tl.reshape(spread, [ROWS, ROWS])
-    r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
-    for level in tl.static_range(4, 16):
-        if (1 << level) < ROWS:
-            below = ((r >> level) != (c >> level)) & ((r >> (level + 1)) == (c >> (level + 1)))
-            between = dot(x, tl.where(below, a, 0.0), PRECISION=PRECISION)
-            x -= dot(between, x, PRECISION=PRECISION)
-    return x
 
 
 @triton.jit

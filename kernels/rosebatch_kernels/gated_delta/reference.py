@@ -48,15 +48,18 @@ def prefill(
     return out
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str = "silu") -> Tensor:
     """``rms_norm(x) · weight · silu(gate)`` of ``x, gate [T, heads, D]`` with ``weight [D]``; same dtype out.
 
     As in the models' own code, the normalised value is rounded to the input's dtype before the weight is applied. The
-    product is rounded again before the gate is applied.
+    product is rounded again before the gate is applied. With the ``activation`` ``sigmoid`` (Kimi Linear), only the
+    result is rounded.
     """
-    wide = x.float()
-    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-    wide_gate = gate.float()
+    wide, wide_gate = x.float(), gate.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if activation == "sigmoid":
+        return (normed * weight.float() * logistic(wide_gate)).to(x.dtype)
+    normed = normed.to(x.dtype)
     return ((weight * normed).float() * (wide_gate * logistic(wide_gate))).to(x.dtype)
 
 
@@ -72,14 +75,16 @@ def advance(
     q, k = (_unit(x.unflatten(1, (key_heads, key_dim))).repeat_interleave(group, 1) for x in (q, k))
     q, v = q * key_dim**-0.5, v.unflatten(1, (value_heads, value_dim))
     rate = weights.log_rate.to(wide).exp()
-    decay = torch.exp(-rate * softplus(a.to(wide) + weights.dt_bias.to(wide)))
-    beta = logistic(b.to(wide))
+    steps = softplus(a.to(wide) + weights.dt_bias.to(wide)).unflatten(1, (value_heads, -1))
+    # Of each channel of a key, or one for all.
+    decay = torch.exp(-rate[:, None] * steps)[..., None]
+    beta = logistic(b.to(wide)) * weights.max_beta
     memory = state.memory[slot].to(wide)
     if position == 0:
         memory.zero_()
     out = torch.empty_like(v)
     for t in range(len(v)):
-        memory *= decay[t, :, None, None]
+        memory *= decay[t]
         change = (v[t] - torch.bmm(k[t, :, None], memory)[:, 0]) * beta[t, :, None]
         memory.baddbmm_(k[t, :, :, None], change[:, None])
         torch.bmm(q[t, :, None], memory, out=out[t, :, None])

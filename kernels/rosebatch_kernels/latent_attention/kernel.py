@@ -42,7 +42,7 @@ def prepare(
     *,
     norm: Tensor,
     eps: float,
-    rotary: tuple[Tensor, Tensor],
+    rotary: tuple[Tensor, Tensor] | None,
     rotary_rows: Tensor | None = None,
     appended: Tensor | None = None,
     sizes: Sizes,
@@ -52,8 +52,9 @@ def prepare(
     assert q.stride(2) == latents.stride(1) == 1, "the last axis is contiguous"
     shape = widths(q.shape[1], cache, len(norm))
     heads = min(_MAX_HEADS, next_power_of_2(shape.HEADS))
-    # The first program of a token appends, the others have heads.
-    _prepare_latents[(1 + -(-shape.HEADS // heads), len(q))](
+    # The first program of a token appends, the others have heads to rotate.
+    turning, (cos, sin) = (0, (None, None)) if rotary is None else (-(-shape.HEADS // heads), rotary)
+    _prepare_latents[(1 + turning, len(q))](
         q=q,
         latents=latents,
         cache=cache,
@@ -61,8 +62,8 @@ def prepare(
         rows=rows,
         positions=positions,
         norm=norm,
-        cos=rotary[0],
-        sin=rotary[1],
+        cos=cos,
+        sin=sin,
         rotary_rows=rotary_rows,
         appended=appended,
         eps=eps,
@@ -245,16 +246,17 @@ def _prepare_latents(
     half: tl.constexpr = SHAPE.ROTATED // 2
     width: tl.constexpr = SHAPE.ROTATED_WIDTH
     d = tl.arange(0, width)[None, :]
-    c = tl.load(cos + place * SHAPE.ROTATED + d, mask=d < half, other=0.0).to(tl.float32)
-    s = tl.load(sin + place * SHAPE.ROTATED + half + d, mask=d < half, other=0.0).to(tl.float32)
-    if part > 0:
-        h = (part - 1) * OWN + tl.arange(0, OWN)[:, None]
-        mask = (h < SHAPE.HEADS) & (d < half)
-        row = q + token * q_stride + h * head_stride + FIRST
-        low, high = _rotated(row, c, s, mask, half, width)
-        tl.store(row + d, low, mask=mask)
-        tl.store(row + half + d, high, mask=mask)
-        return
+    if cos is not None:
+        c = tl.load(cos + place * SHAPE.ROTATED + d, mask=d < half, other=0.0).to(tl.float32)
+        s = tl.load(sin + place * SHAPE.ROTATED + half + d, mask=d < half, other=0.0).to(tl.float32)
+        if part > 0:
+            h = (part - 1) * OWN + tl.arange(0, OWN)[:, None]
+            mask = (h < SHAPE.HEADS) & (d < half)
+            row = q + token * q_stride + h * head_stride + FIRST
+            low, high = _rotated(row, c, s, mask, half, width)
+            tl.store(row + d, low, mask=mask)
+            tl.store(row + half + d, high, mask=mask)
+            return
     n = tl.arange(0, SHAPE.RANK_WIDTH)
     own = latents + token * latents_stride
     x = tl.load(own + n, mask=n < SHAPE.RANK, other=0.0)
@@ -268,7 +270,11 @@ def _prepare_latents(
     latent = (normed * weight).to(x.dtype)
     tl.store(to + n, latent, mask=n < SHAPE.RANK)
     one = tl.zeros([1, 1], tl.int32)
-    low, high = _rotated(own + SHAPE.RANK + one, c, s, d < half, half, width)
+    if cos is None:
+        low = tl.load(own + SHAPE.RANK + one + d, mask=d < half)
+        high = tl.load(own + SHAPE.RANK + half + one + d, mask=d < half)
+    else:
+        low, high = _rotated(own + SHAPE.RANK + one, c, s, d < half, half, width)
     tl.store(to + SHAPE.RANK + d, low, mask=d < half)
     tl.store(to + SHAPE.RANK + half + d, high, mask=d < half)
     if appended is not None:

@@ -28,7 +28,7 @@ def prepare(
     *,
     norm: Tensor,
     eps: float,
-    rotary: tuple[Tensor, Tensor],
+    rotary: tuple[Tensor, Tensor] | None,
     rotary_rows: Tensor | None = None,
     appended: Tensor | None = None,
 ) -> None:
@@ -44,16 +44,19 @@ def prepare(
         positions: ``[T]`` int32 at any stride.
         norm: ``[rank]``, the weight of an RMSNorm.
         eps: of the norm.
-        rotary: ``(cos, sin)``, see ``rosebatch_kernels.paged_attention.decode``; ``rank + R`` is W.
+        rotary: ``(cos, sin)``, see ``rosebatch_kernels.paged_attention.decode``; ``rank + R`` is W. None: q
+            and keys stay as they are (Kimi Linear).
         rotary_rows: ``[T]`` int32, each token's row of these tables; None if it is the position.
         appended: ``[T, W]``, what was appended is written here too; None if nobody reads it.
     """
     rank, block_size = len(norm), cache.shape[3]
-    where = (positions if rotary_rows is None else rotary_rows).long()
-    cos, sin = (table[where][:, None] for table in rotary)
-    turned = q[..., -cos.shape[2] :]
-    turned.copy_(rope(turned, cos, sin))
-    key = rope(latents[:, None, rank:], cos, sin)[:, 0]
+    key = latents[:, rank:]
+    if rotary is not None:
+        where = (positions if rotary_rows is None else rotary_rows).long()
+        cos, sin = (table[where][:, None] for table in rotary)
+        turned = q[..., -cos.shape[2] :]
+        turned.copy_(rope(turned, cos, sin))
+        key = rope(key[:, None], cos, sin)[:, 0]
     new = torch.cat((rms_norm(latents[:, :rank], norm, eps), key), 1)
     for token, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
         if row >= 0:

@@ -192,7 +192,7 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
         columns += 3 * config.num_layers * config.layer_inputs.size
     if config.delta:
         delta = config.delta
-        columns += config.num_state_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
+        columns += config.num_state_layers * (delta.projected + delta.within / config.hidden_size)
     if config.mamba:
         columns += config.num_state_layers * (config.mamba.projected + config.mamba.inner)
     if config.conv:
@@ -228,8 +228,7 @@ def _attention_columns(config: ModelConfig) -> float:
     """Weights of a layer's attention, by channels of the hidden state."""
     latent = config.latent
     if latent is None:
-        # A model with the delta rule has a gate as wide as q.
-        queries = config.num_heads * (3 if config.delta else 2)
+        queries = config.num_heads * FAMILIES[config.family].attention_matrices
         return (queries + 2 * config.num_kv_heads) * config.head_dim
     q_size, nope_dim = config.num_heads * config.head_dim, config.head_dim - config.rotary_dim
     within = latent.q_rank * q_size + latent.rank * config.num_heads * (nope_dim + latent.value_dim)

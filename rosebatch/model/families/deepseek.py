@@ -25,7 +25,6 @@ class DeepSeek(Llama):
 
     def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
         """See ``Llama``."""
-        assert rotary is not None, "latent attention has rotary positions"
         return load_latent_attention(self.config, self.ops, weights, index, f"{prefix}self_attn.", rotary)
 
 
@@ -82,7 +81,7 @@ _GLM_DEFAULTS = {
     "topk_group": 1,
     "routed_scaling_factor": 1.8,
 }
-_MLP_TYPES = ("dense", "sparse")
+MLP_TYPES = ("dense", "sparse")
 
 
 def latents(values: Mapping[str, Any], family: str, *, interleaved: bool) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def _experts(values: Mapping[str, Any], layers: list[bool]) -> dict[str, Any]:
     }
 
 
-def _behind_dense(values: Mapping[str, Any], layers: int) -> list[bool]:
+def behind_dense(values: Mapping[str, Any], layers: int) -> list[bool]:
     """Whether each layer has experts: all but the first ones."""
     dense = values["first_k_dense_replace"]
     if type(dense) is not int or dense < 0:
@@ -148,7 +147,7 @@ def _parse_v2(values: Mapping[str, Any]) -> dict[str, Any]:
     supported("scoring_func", values["scoring_func"], ("softmax",))
     method = supported("topk_method", values["topk_method"], ("greedy", "group_limited_greedy"))
     fields = latents(values, "deepseek", interleaved=True)
-    experts = _experts(values, _behind_dense(values, fields["num_layers"])) | {"normalize": False}
+    experts = _experts(values, behind_dense(values, fields["num_layers"])) | {"normalize": False}
     if method == "group_limited_greedy":
         experts |= {"groups": size(values, "n_group"), "kept_groups": size(values, "topk_group")}
     return fields | {"experts": experts}
@@ -157,18 +156,18 @@ def _parse_v2(values: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_v3(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``."""
     fields = latents(values, "deepseek", interleaved=bool(values["rope_interleave"]))
-    return fields | {"experts": _corrected(values, _behind_dense(values, fields["num_layers"]))}
+    return fields | {"experts": corrected_experts(values, behind_dense(values, fields["num_layers"]))}
 
 
 def _parse_glm(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``."""
     fields = latents(values, "deepseek", interleaved=bool(values["rope_interleave"]))
     kinds = values.get("mlp_layer_types") or ["dense"] + ["sparse"] * (fields["num_layers"] - 1)
-    layers = [supported("mlp_layer_types", kind, _MLP_TYPES) == "sparse" for kind in kinds]
-    return fields | {"experts": _corrected(values, layers)}
+    layers = [supported("mlp_layer_types", kind, MLP_TYPES) == "sparse" for kind in kinds]
+    return fields | {"experts": corrected_experts(values, layers)}
 
 
-def _corrected(values: Mapping[str, Any], layers: list[bool]) -> dict[str, Any]:
+def corrected_experts(values: Mapping[str, Any], layers: list[bool]) -> dict[str, Any]:
     """The fields of experts that a sigmoid and a correction choose."""
     supported("scoring_func", values["scoring_func"], ("sigmoid",))
     supported("topk_method", values["topk_method"], ("noaux_tc",))

@@ -1,13 +1,14 @@
-"""LFM2: short convolutions in most layers, attention in the others."""
+"""LFM2: short convolutions in most layers, attention in the others, and perhaps experts."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import shown
+from rosebatch.model.experts import ExpertNames
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf.fields import decoder, decoder_values, refuse, size, supported
+from rosebatch.model.hf.fields import UnservedError, decoder, decoder_values, refuse, size, supported
 from rosebatch.model.hf.rope import whole_rope
 from rosebatch.model.mixers.short_conv.sublayer import load_short_conv
 from rosebatch.model.rope import Rotary
@@ -24,6 +25,13 @@ class LFM2(Llama):
     qk_norm_names = ("self_attn.q_layernorm", "self_attn.k_layernorm")
     gate_up_names = ("feed_forward.w1", "feed_forward.w3")
     down_name = "feed_forward.w2"
+    expert_names = ExpertNames(
+        "feed_forward.gate",
+        "feed_forward.experts",
+        *("w1", "w3", "w2"),
+        bias="expert_bias",
+        block="feed_forward.",
+    )
     input_norm_name = "operator_norm"
     mlp_norm_name = "ffn_norm"
     norm_name = "model.embedding_norm"
@@ -38,10 +46,9 @@ class LFM2(Llama):
         return super().load_mixer(index - before, prefix, rotary, weights)
 
 
-# Defaults of transformers' config class. It has no field for the activation, which is SiLU.
-_DEFAULTS = {
+# Defaults of transformers' config classes. They have no field for the activation, which is SiLU.
+_SHARED_DEFAULTS = {
     "num_key_value_heads": 8,
-    "intermediate_size": 12288,
     "max_position_embeddings": 128_000,
     "norm_eps": 1e-5,
     "pad_token_id": 0,
@@ -49,24 +56,64 @@ _DEFAULTS = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
     "conv_L_cache": 3,
+}
+_DEFAULTS = {
+    **_SHARED_DEFAULTS,
+    "intermediate_size": 12288,
     "block_multiple_of": 256,
     "block_ffn_dim_multiplier": 1.0,
     "block_auto_adjust_ff_dim": True,
 }
+_MOE_DEFAULTS = {
+    **_SHARED_DEFAULTS,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "use_expert_bias": True,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+}
+# What transformers adds to the sum of the chosen experts' weights.
+_SUM_EPS = 1e-6
 _THETA = 1_000_000.0
 
 
 def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``."""
-    refuse(values, "conv_bias")
-    # Names of its first checkpoints.
-    values = {
-        "rope_theta": _THETA,
-        **values,
-        "tie_word_embeddings": values.get("tie_embedding", values["tie_word_embeddings"]),
-        "intermediate_size": values.get("block_ff_dim", values["intermediate_size"]),
+    # A name of its first checkpoints.
+    values = {**values, "intermediate_size": values.get("block_ff_dim", values["intermediate_size"])}
+    return _parse_layers({**values, "intermediate_size": _inner_size(values)})
+
+
+def _parse_experts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    if not values["use_expert_bias"]:
+        raise UnservedError("use_expert_bias false is not supported")
+    fields, dense = _parse_layers(values), values["num_dense_layers"]
+    if type(dense) is not int or dense < 0:
+        raise ValueError(f"num_dense_layers must be a whole number >= 0, got {shown(dense)}")
+    return fields | {
+        "experts": {
+            "layers": [layer >= dense for layer in range(fields["num_layers"])],
+            "num_experts": size(values, "num_experts"),
+            "experts_per_token": size(values, "num_experts_per_tok"),
+            "expert_size": size(values, "moe_intermediate_size"),
+            "normalize": values["norm_topk_prob"],
+            "sigmoid": True,
+            "weight_scale": values["routed_scaling_factor"],
+            "sum_eps": _SUM_EPS,
+        }
     }
-    fields = decoder({**values, "intermediate_size": _inner_size(values)}, "lfm2", eps="norm_eps")
+
+
+def _parse_layers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig`` without experts."""
+    refuse(values, "conv_bias")
+    tied = values.get("tie_embedding", values["tie_word_embeddings"])
+    values = {"rope_theta": _THETA, **values, "tie_word_embeddings": tied}
+    fields = decoder(values, "lfm2", eps="norm_eps")
     kinds = _layer_types(values, fields["num_layers"])
     return fields | {
         "qk_norm": True,
@@ -105,25 +152,40 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     assert rope is not None and conv is not None, "LFM2 has rotary positions and convolutions"
     values = decoder_values(config)
     del values["rms_norm_eps"]
-    return {
-        **values,
-        "architectures": ["Lfm2ForCausalLM"],
-        "model_type": "lfm2",
+    values |= {
         "norm_eps": config.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": rope.theta},
         "layer_types": ["conv" if short else "full_attention" for short in conv.layers],
         "conv_L_cache": conv.taps,
-        "block_auto_adjust_ff_dim": False,
+    }
+    experts = config.experts
+    if experts is None:
+        named = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2"}
+        return {**values, **named, "block_auto_adjust_ff_dim": False}
+    return {
+        **values,
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "model_type": "lfm2_moe",
+        "num_dense_layers": experts.layers.index(True) if any(experts.layers) else config.num_layers,
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.experts_per_token,
+        "moe_intermediate_size": experts.expert_size,
+        "norm_topk_prob": experts.normalize,
+        "routed_scaling_factor": experts.weight_scale,
     }
 
 
 ARCHITECTURES = {
     "Lfm2ForCausalLM": Architecture("lfm2", "LFM2, LFM2.5", _parse, _DEFAULTS, fallback=False),
+    "Lfm2MoeForCausalLM": Architecture(
+        "lfm2_moe", "LFM2 with experts", _parse_experts, _MOE_DEFAULTS, experts=True, fallback=False
+    ),
 }
 FAMILY = Family(
     "lfm2",
     LFM2,
     needs={"conv": "the short convolutions"},
+    may_have=("experts",),
     lacks=("sliding_windows", "attention_scales", "attention_soft_cap"),
     hf_values=_hf_values,
 )

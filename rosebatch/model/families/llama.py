@@ -105,18 +105,22 @@ class Llama:
     def load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> Layer:
         """A layer, with these positions."""
         prefix = f"model.layers.{index}."
-
-        def norm(name: str | None) -> Tensor | None:
-            return None if name is None else self.load_norm(prefix + name, self.config.hidden_size, weights)
-
-        return Layer(
-            input_norm=norm(self.input_norm_name),
-            attention=self.load_mixer(index, prefix, rotary, weights),
-            post_attention_norm=norm(self.post_attention_norm_name),
-            mlp_norm=norm(self.mlp_norm_name),
-            mlp=self.load_mlp(index, prefix, weights),
-            post_mlp_norm=norm(self.post_mlp_norm_name),
+        input_norm, post_attention_norm, mlp_norm, post_mlp_norm = (
+            None if name is None else self.load_norm(prefix + name, self.config.hidden_size, weights)
+            for name in self.norm_names(index)
         )
+        return Layer(
+            input_norm=input_norm,
+            attention=self.load_mixer(index, prefix, rotary, weights),
+            post_attention_norm=post_attention_norm,
+            mlp_norm=mlp_norm,
+            mlp=self.load_mlp(index, prefix, weights),
+            post_mlp_norm=post_mlp_norm,
+        )
+
+    def norm_names(self, index: int) -> tuple[str | None, ...]:
+        """Of a layer's norms before and after its attention, and before and after its MLP; None for those it lacks."""
+        return self.input_norm_name, self.post_attention_norm_name, self.mlp_norm_name, self.post_mlp_norm_name
 
     def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
         """The attention of the layer whose names begin with ``prefix``, or what replaces it."""
@@ -174,6 +178,10 @@ class Llama:
         eps, scale = self.config.norm_eps, self.config.residual_multiplier
         if post_norm is not None:
             return self.ops.add_post_norm(partial, residual, post_norm, norm, eps)
+        if norm is None:
+            assert scale == 1, "the next layer reads what is added as it is"
+            added = self.ops.add(partial, residual)
+            return added, added
         return self.ops.add_rms_norm(partial, residual, norm, eps, scale, overwrite=True)
 
 

@@ -110,5 +110,11 @@ ARCHITECTURES = {
     ),
 }
 FAMILY = Family(
-    "qwen3_5", Qwen35, needs={"delta": "the delta rule"}, may_have=("experts",), lacks=DELTA_LACKS, hf_values=_hf_values
+    "qwen3_5",
+    Qwen35,
+    attention_matrices=3,
+    needs={"delta": "the delta rule"},
+    may_have=("experts",),
+    lacks=DELTA_LACKS,
+    hf_values=_hf_values,
 )

@@ -37,9 +37,8 @@ class Qwen3Next(Llama):
         if delta.layers[index]:
             names = [prefix + name for name in self.delta_names]
             own = f"{prefix}linear_attn."
-            return load_delta(
-                self.config, self.ops, weights, before, names, own, sizes=self.delta_sizes(), order=self.delta_order()
-            )
+            sizes, order, eps = self.delta_sizes(), self.delta_order(), self.config.norm_eps
+            return load_delta(self.config, self.ops, weights, before, names, own, sizes=sizes, order=order, eps=eps)
         qk_norm = self.load_qk_norm(prefix, weights)
         return self.load_paged_attention(index - before, prefix, weights, rotary=rotary, qk_norm=qk_norm, gated=True)
 
@@ -151,4 +150,11 @@ ARCHITECTURES = {
 }
 # Its gated attention has none of these.
 DELTA_LACKS = ("sliding_windows", "attention_scales", "attention_soft_cap")
-FAMILY = Family("qwen3_next", Qwen3Next, needs={"delta": "the delta rule"}, may_have=("experts",), lacks=DELTA_LACKS)
+FAMILY = Family(
+    "qwen3_next",
+    Qwen3Next,
+    attention_matrices=3,
+    needs={"delta": "the delta rule"},
+    may_have=("experts",),
+    lacks=DELTA_LACKS,
+)

@@ -19,8 +19,9 @@ from tests.model.quantization.same_logits import CPU, all_logits, write_both
 
 # One is fused, one has [in, out], one keeps [E, in, out], others have experts, a gate of them or layers with a state.
 CASES = ["smollm3", "phi3", "gpt2", "gpt_oss", "qwen3_moe", "mixtral", "qwen3_next", "falcon_h1", "gemma4_moe"]
+CASES += ["lfm2_moe", "kimi_linear"]
 # Whatever is no product with a weight.
-PLAIN = ("norm", "wpe", "conv1d", "bias", "sinks")
+PLAIN = ("norm", "wpe", "conv1d", "conv.conv", "bias", "sinks", "A_log")
 GPT2 = parse_model_config(
     {
         "architectures": ["GPT2LMHeadModel"],

@@ -16,13 +16,14 @@ from rosebatch.model.dry_load import HEADERS, require_loadable
 from rosebatch.model.mixers.gated_delta.mixer import DeltaSpec
 from rosebatch.model.mixers.latent_attention.mixer import LatentSpec
 from rosebatch.model.mixers.mamba2.mixer import MambaSpec
+from rosebatch.model.mixers.short_conv.mixer import ConvSpec
 from rosebatch.model.quantization.forms import form_of, load_weight
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import Form, SafetensorsWeights, WeightSource
-from rosebatch.ops import gated_delta, mamba2
+from rosebatch.ops import gated_delta, mamba2, short_conv
 from rosebatch.ops.latent_attention import rms_norm
-from rosebatch.ops.ops import Ops
+from rosebatch.ops.ops import Ops, pack_chunks
 from rosebatch.ops.select import select
 from rosebatch.ops.shard import Shard
 from rosebatch.ops.tensor_parallel import divide
@@ -102,6 +103,8 @@ def attend_whole(spec: Any, qkv: Tensor, *others: Tensor, wanted: Tensor | None 
         return gated_delta.reference.advance(qkv, *others, state, 0, 0, spec.weights)
     if isinstance(spec, MambaSpec):
         return mamba2.reference.advance(qkv, *others, mamba2.MambaState(*states), 0, 0, spec.weights)
+    if isinstance(spec, ConvSpec):
+        return short_conv.reference.prefill(qkv, *states, pack_chunks([(0, 0, 0, len(qkv))]), spec.weight)
     return dense_attention(replace(spec, rotary=None), qkv)
 
 

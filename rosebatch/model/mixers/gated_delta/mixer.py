@@ -22,8 +22,9 @@ from rosebatch.ops.gated_delta import TILE_ROWS, DeltaState, DeltaWeights, delta
 class DeltaSpec(MixerSpec):
     """See ``MixerSpec``, and ``rosebatch_kernels.gated_delta`` for the formula.
 
-    The inputs are ``qkv [T, C]``, q then k then v as projected, and ``a, b [T, value_heads]``, rows at any stride. The
-    output is ``[T, value_heads · value_dim]``.
+    The inputs are ``qkv [T, C]``, q then k then v as projected, and ``a, b [T, value_heads]``, rows at any stride.
+    Where each channel of a key has a decay of its own, a is ``[T, value_heads · key_dim]``. The output is
+    ``[T, value_heads · value_dim]``.
 
     Attributes:
         key_heads, value_heads: a key head serves ``value_heads / key_heads`` successive value heads.
@@ -56,20 +57,21 @@ class DeltaSpec(MixerSpec):
 
     def torch_step(self, step: TorchContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Continue each sequence's state by its new tokens."""
-        (qkv, a, b), kernels = inputs, delta_kernels() if inputs[0].is_cuda else reference
+        qkv, a, b = inputs
+        kernels = delta_kernels(by_channel=self.weights.by_channel) if qkv.is_cuda else reference
         return kernels.prefill(qkv, a, b, DeltaState(*step.states(self)), step.chunks, self.weights)
 
     @classmethod
     def triton_mixer(cls, specs: Sequence["DeltaSpec"], setup: TritonSetup) -> "TritonDelta":
         """See ``MixerSpec``."""
-        return TritonDelta()
+        return TritonDelta(specs)
 
 
 class TritonDelta(TritonMixer[DeltaSpec]):
     """The kind in the Triton runner."""
 
-    def __init__(self) -> None:
-        self.kernels = delta_kernels()
+    def __init__(self, specs: Sequence[DeltaSpec]) -> None:
+        self.kernels = delta_kernels(by_channel=specs[0].weights.by_channel)
 
     def packed(self, spec: DeltaSpec, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
         """See ``TritonMixer``."""

@@ -25,12 +25,13 @@ from rosebatch.ops.ops import HeadProducts
 class LatentSpec(MixerSpec):
     """See ``MixerSpec``; the formula is in ``rosebatch_kernels.latent_attention.reference``.
 
-    The inputs are q ``[T, heads, nope + R]``, whose last channels are rotated here, and latents ``[T, rank + R]`` as
-    projected. q is overwritten. The output is ``[T, heads, values]``.
+    The inputs are q ``[T, heads, nope + R]``, whose last channels are rotated here if positions are rotary, and latents
+    ``[T, rank + R]`` as projected. q is overwritten. The output is ``[T, heads, values]``.
 
     Attributes:
         num_heads: of q.
         rank: of a latent.
+        width: numbers that a token leaves, ``rank + R``.
         scale: factor on q·k.
         of_keys: ``[heads, rank, nope]``: takes a head's channels of q that are not rotated to the space of latents.
         of_values: ``[heads, values, rank]``: makes a head's values of latents.
@@ -41,6 +42,7 @@ class LatentSpec(MixerSpec):
 
     num_heads: int
     rank: int
+    width: int
     scale: float
     of_keys: Tensor
     of_values: Tensor
@@ -48,12 +50,6 @@ class LatentSpec(MixerSpec):
     expand: HeadProducts
     norm: Tensor
     eps: float
-
-    @property
-    def width(self) -> int:
-        """Numbers that a token leaves."""
-        assert self.rotary is not None, "a part of q is rotated"
-        return self.rank + self.rotary.cos.shape[1]
 
     @property
     def planes(self) -> tuple[Planes, ...]:
@@ -75,10 +71,10 @@ class LatentSpec(MixerSpec):
     def torch_step(self, step: TorchContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Append the rows of all sequences, then attend: a block filled in this step can be read in it."""
         (q, latents), (plane,), rotation = inputs, step.planes(self), step.rotation(self.rotary)
-        assert rotation is not None, "a part of q is rotated"
-        q = self.absorbed(q)
-        q = torch.cat((q[..., : self.rank], rope(q[..., self.rank :], *rotation)), -1)
-        own, key = latents[:, : self.rank], rope(latents[:, None, self.rank :], *rotation)[:, 0]
+        q, own, key = self.absorbed(q), latents[:, : self.rank], latents[:, self.rank :]
+        if rotation is not None:
+            q = torch.cat((q[..., : self.rank], rope(q[..., self.rank :], *rotation)), -1)
+            key = rope(key[:, None], *rotation)[:, 0]
         new = torch.cat((rms_norm(own, self.norm, self.eps), key), 1)
         plane.view(-1, self.width).index_copy_(0, step.append_rows(self)[0].view(-1), new)
 
@@ -142,10 +138,10 @@ class TritonLatents(TritonMixer[LatentSpec]):
     def _prepare(
         self, spec: LatentSpec, step: TritonContext, inputs: tuple[Tensor, ...], appended: Tensor | None = None
     ) -> Tensor:
-        """q, rotated; the new rows are in the cache, and in ``appended`` if it is given."""
+        """q, rotated if positions are; the new rows are in the cache, and in ``appended`` if it is given."""
         q, latents = inputs
-        assert spec.rotary is not None, "a part of q is rotated"
         where = step.table(spec), step.rows(), step.positions
-        options = {"rotary": step.rotary_tables(spec.rotary), "rotary_rows": step.rotary_rows, "appended": appended}
+        tables = None if spec.rotary is None else step.rotary_tables(spec.rotary)
+        options = {"rotary": tables, "rotary_rows": step.rotary_rows, "appended": appended}
         self.kernels.prepare(q, latents, step.planes(spec)[0], *where, norm=spec.norm, eps=spec.eps, **options)
         return q

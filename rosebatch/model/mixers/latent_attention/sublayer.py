@@ -47,15 +47,15 @@ class LatentAttention:
 
 
 def load_latent_attention(
-    config: ModelConfig, ops: Ops, weights: WeightSource, layer: int, prefix: str, rotary: Rotary
+    config: ModelConfig, ops: Ops, weights: WeightSource, layer: int, prefix: str, rotary: Rotary | None
 ) -> LatentAttention:
     """The attention of a layer. A process of several has some heads, and all of each latent.
 
     Args:
         config, ops, weights: of the model.
-        layer: counted from 0.
+        layer: counted from 0 among those with attention.
         prefix: of the names of its tensors.
-        rotary: tables of the channels that are rotated.
+        rotary: tables of the channels that are rotated; None if positions are not rotary.
     """
     c, latent = config, config.latent
     assert latent is not None, "the family has latents"
@@ -103,6 +103,7 @@ def load_latent_attention(
         layer=layer,
         num_heads=len(heads),
         rank=rank,
+        width=width,
         scale=c.attention_scale(layer),
         of_keys=of_keys,
         of_values=of_values,
