@@ -40,6 +40,9 @@ class ExpertNames(NamedTuple):
     factors: str | None = None
 
 
+_NAMES = ExpertNames()
+
+
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
     """A gated MLP whose result the routed experts add to theirs."""
@@ -85,7 +88,9 @@ class ExpertsMLP:
         return self.routed(normed, logits[:, : self.num_experts], shared)
 
 
-def load_experts(config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str, names: ExpertNames) -> ExpertsMLP:
+def load_experts(
+    config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str, names: ExpertNames = _NAMES
+) -> ExpertsMLP:
     """The experts of the layer whose names begin with ``prefix``, each expert apart or all in one tensor."""
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "the layer has experts"

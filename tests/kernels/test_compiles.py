@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
 WGMMA = {
-    "_attend_fresh", "_attend_prefix", "_attend_shared", "_bidirectional_attend", "_channel_solve", "_channel_walk",
+    "_attend_fresh", "_attend_prefix", "_attend_shared", "_bidirectional_attend", "_channel_walk",
     "_decode_latents_hopper", "_delta_solve", "_delta_walk", "_expert_product", "_fp8_product", "_gated_attend_shared",
     "_gated_prefill", "_gated_product", "_int4_product", "_logits", "_prefill", "_prefill_hopper", "_prefill_shared",
     "_product",
