@@ -21,6 +21,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.model import gguf_layers
+
 VOCAB, LAYERS, END, BOS = 320, 2, 300, 301
 SHAPE = {
     "vocab_size": VOCAB,
@@ -59,6 +61,7 @@ ARCHITECTURES = {
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -176,6 +179,9 @@ def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
 def converted(config, name, values):
     """What llama.cpp's converter makes of a tensor: names for the package's table, and values."""
     kind, own = config.model_type, name.rpartition(".layers.")[2].partition(".")[2]
+    if kind in gguf_layers.TENSORS:
+        yield from gguf_layers.TENSORS[kind](config, name, values)
+        return
     plus_one = kind.startswith(("gemma", *DELTA)) and name.endswith("norm.weight")
     if own.startswith(("self_attn.q_proj", "self_attn.k_proj")) and kind in ("llama", "mixtral", "granite"):
         is_q = own.startswith("self_attn.q_proj")
@@ -295,6 +301,9 @@ def add_rope(writer, config, head_dim):
 def add_metadata(writer, config):
     """Adds what the converter writes of a config."""
     kind = config.model_type
+    if kind in gguf_layers.METADATA:
+        gguf_layers.METADATA[kind](writer, config)
+        return
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

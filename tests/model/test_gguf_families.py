@@ -3,6 +3,7 @@
 import functools
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from rosebatch.launch.launch import launch
 from rosebatch.model.gguf import convert as module
 from rosebatch.model.gguf.cache import converted_folder
 from rosebatch.model.gguf.metadata import Reader
+from rosebatch.model.hf.config import parse_model_config
 from rosebatch.model.quantization.formats.mxfp4 import MXFP4
 from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.registry import ARCHITECTURES
@@ -56,8 +58,10 @@ _NAMES = [
     *("phi3-longrope-window", "glm4", "glm4-odd", "qwen2_moe", "qwen3_moe", "granite", "granite-biases", "olmo2"),
     *("olmo2-biases", "stablelm", "stablelm-serial", "starcoder2", "starcoder2-unbiased", "gpt_neox"),
     *("gpt_neox-serial", "gpt_neox-share", "cohere", "cohere-biases", "cohere2"),
-    *("qwen3_5", "qwen3_5_moe", "qwen3_next"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2-untied"),
 ]
+# Fields of a shape that files hold otherwise.
+_OTHERWISE = {}
 _FAST = ("gemma3", "gpt_oss")
 # Longer than the windows; on one side of the length that longrope was trained for.
 _PROMPTS = [[7, 200, 9, 31, 18], [(7 * i * i + 5) % 290 for i in range(45)]]
@@ -85,6 +89,15 @@ def model_of(name):
     return model
 
 
+def same(found, expected):
+    """Whether all numbers are equal, but for the rounding of floats to fp32."""
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], each) for key, each in expected.items())
+    if isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    return found == pytest.approx(expected, rel=1e-6) if isinstance(expected, float) else found == expected
+
+
 def log_probabilities(model, token_ids):
     with torch.inference_mode():
         return model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float().log_softmax(-1)
@@ -99,6 +112,8 @@ def test_a_family_is_the_original(write_gguf, name):
     folder = converted_folder(write_gguf(name, original), torch.float32)
     again = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert type(again) is type(original)
+    own = again.state_dict()
+    assert {key for key, values in original.state_dict().items() if not torch.equal(own[key], values)} == set()
     for prompt in _PROMPTS:
         difference = log_probabilities(again, prompt) - log_probabilities(original, prompt)
         assert difference.abs().max() <= (1e-4 if any(each in name for each in _ROUNDED) else 0)
@@ -112,6 +127,19 @@ def test_a_family_is_the_original(write_gguf, name):
         assert answer == expected.argmax(-1).tolist()
         own = torch.tensor([step.logprob for step in each.logprobs])
         assert (own - expected.max(-1).values).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_the_shape_is_the_original(write_gguf, described, name):
+    """A field that a file's config lacks has a default, which may be right for one tiny model alone."""
+    original = model_of(name)
+    given = {**original.config.to_dict(), "architectures": [type(original).__name__]}
+    found, expected = (
+        msgspec.to_builtins(parse_model_config(values, name))
+        for values in (described(write_gguf(name, original)), given)
+    )
+    # The type of weights is the run's.
+    assert {key for key in expected if not same(found[key], expected[key])} <= {"dtype", *_OTHERWISE.get(name, ())}
 
 
 def test_experts_in_mxfp4(write_gguf):
@@ -178,12 +206,13 @@ _REFUSED = {
     "glm4": {"rope_freqs", "attn_qkv", *(f"nextn.{name}" for name in ("eh_proj", "embed_tokens", "enorm", "hnorm"))}
     | {"nextn.shared_head_head", "nextn.shared_head_norm"},
     "phi3": {"attn_q", "attn_k", "attn_v"},
+    "lfm2": {"dense_2"},
     "qwen3next": {"ssm_in", "ffn_gate_up_exps"},
     "qwen35moe": {"ffn_gate_up_exps"},
 }
 # Read as numbers of positions, or computed by llama.cpp itself.
 _NO_WEIGHTS = {"rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"}
-_FORMS = {name: a for name, a in ARCHITECTURES.items() if a.gguf is not None}
+_FORMS = [form for a in ARCHITECTURES.values() for form in a.gguf]
 
 
 def base(name):
@@ -199,8 +228,8 @@ def table(architecture):
 def test_every_tensor_of_an_architecture_is_mapped_or_refused():
     """By the package's own list: a name that nobody knows of would be a model that fails, or half of one."""
     mapped = {}
-    for each in _FORMS.values():
-        mapped.setdefault(each.gguf.architecture, set()).update(map(base, (*each.gguf.names, *each.gguf.layer_names)))
+    for form in _FORMS:
+        mapped.setdefault(form.architecture, set()).update(map(base, (*form.names, *form.layer_names)))
     assert len(mapped) > 15
     for architecture, names in mapped.items():
         assert table(architecture) - names - _NO_WEIGHTS == _REFUSED.get(architecture, set()) - _NO_WEIGHTS, (

@@ -137,7 +137,7 @@ def _gguf_config(model: GGUFModel) -> dict[str, Any]:
 
 _GGUF = replace(LLAMA_GGUF, architecture="granite", config=_gguf_config)
 ARCHITECTURES = {
-    "GraniteForCausalLM": Architecture("granite", "Granite 3.x", _parse, LLAMA_DEFAULTS, gguf=_GGUF),
+    "GraniteForCausalLM": Architecture("granite", "Granite 3.x", _parse, LLAMA_DEFAULTS, gguf=(_GGUF,)),
     "GraniteMoeHybridForCausalLM": Architecture(
         "granitemoehybrid", "Granite 4", _parse_granite_4, _GRANITE_4_DEFAULTS, experts=True, fallback=False
     ),

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rosebatch.host.model_files import shown
 from rosebatch.model.family import GGUFModel, integers
+from rosebatch.model.gguf.metadata import list_of
 from rosebatch.model.hf.fields import every
 
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -25,7 +27,13 @@ HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_nor
 
 
 def decoder(
-    model: GGUFModel, *, layer_norm: str = "", partial: bool = False, unnamed: str = "linear", dense: bool = True
+    model: GGUFModel,
+    *,
+    layer_norm: str = "",
+    partial: bool = False,
+    unnamed: str = "linear",
+    dense: bool = True,
+    kv_heads: int | None = None,
 ) -> dict[str, Any]:
     """The fields of config.json that all decoders with rotary positions have.
 
@@ -35,6 +43,7 @@ def decoder(
         partial: whether a part of each head may be rotated.
         unnamed: the scaling of positions in a file that names none.
         dense: whether the file has to name the size of MLPs without experts.
+        kv_heads: heads of keys and values, see ``attending``; None: as many as the file has in all layers.
     """
     heads, length = model.need("attention.head_count", integers(1)), model.need("context_length")
     hidden = model.need("embedding_length", integers(heads))
@@ -48,7 +57,7 @@ def decoder(
         "intermediate_size": model.need("feed_forward_length") if dense else model.get("feed_forward_length", 0),
         "num_hidden_layers": model.need("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": model.get("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads or model.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": length,
         layer_norm or "rms_norm_eps": model.need(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", float),
@@ -71,6 +80,16 @@ def llama(model: GGUFModel) -> dict[str, Any]:
         "attention_bias": has(model, "attn_q.bias"),
         "mlp_bias": has(model, "ffn_gate.bias"),
     }
+
+
+def attending(model: GGUFModel, layers: int) -> tuple[list[bool], int]:
+    """Which layers have attention, and with how many heads of keys and values: files have a list, 0 for the others."""
+    counts = model.need("attention.head_count_kv", list_of(integers(), model.need("block_count")))[:layers]
+    if len({0, *counts}) != 2:
+        raise ValueError(
+            f"the numbers of heads of keys and values are {shown(counts)}: one for all layers that have them"
+        )
+    return [count > 0 for count in counts], max(counts)
 
 
 def has(model: GGUFModel, name: str) -> bool:

@@ -54,12 +54,12 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "gpt-2": _gpt2,
     "olmo": _gpt2,
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _digits),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "glm4", "chatglm-bpe"), _threes),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "dbrx", "glm4", "chatglm-bpe"), _threes),
     **dict.fromkeys(("qwen2", "stablelm2"), _ones),
     "qwen35": lambda: _split(_QWEN_35),
     "gpt-4o": lambda: _split(_GPT_4O),
 }
-_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "lfm2")
 _GLM = ("glm4", "chatglm-bpe")
 # What their models' own tokenizers put before a prompt; the files do not say so.
 _GLM_PROMPT = ["[gMASK]", "<sop>"]
