@@ -62,6 +62,7 @@ ARCHITECTURES = {
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
     "lfm2": gguf.MODEL_ARCH.LFM2,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), gguf.MODEL_ARCH.DEEPSEEK2),
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -382,7 +383,8 @@ def add_model(writer, model, quantized):
         gguf_name = (
             names.get_name(hf_name, try_suffixes=(".weight", ".bias")) or {"lm_head.weight": "output.weight"}[hf_name]
         )
-        kind = next((kind for part, kind in quantized.items() if part in hf_name and values.ndim >= 2), None)
+        fits = values.ndim >= 2 and values.shape[-1] % 32 == 0
+        kind = next((kind for part, kind in quantized.items() if part in hf_name and fits), None)
         if kind is None:
             writer.add_tensor(gguf_name, values)
         elif kind == gguf.GGMLQuantizationType.I8:
@@ -406,9 +408,10 @@ def write(path, name="llama", model=None, *, quantized=None, architecture=None, 
 
 
 def changed(good, fields=(), tensors=(), without=()):
-    """A reader of a good file that is changed in memory: further fields, further tensors, some left out."""
+    """A reader of a good file that is changed in memory: further fields, or None for fewer, and tensors alike."""
     others = {key: SimpleNamespace(contents=lambda value=value: value) for key, value in dict(fields).items()}
     like = good.tensors[0]
     more = [SimpleNamespace(name=name, data=like.data, tensor_type=like.tensor_type) for name in tensors]
     kept = [tensor for tensor in good.tensors if tensor.name not in without]
-    return SimpleNamespace(fields={**good.fields, **others}, tensors=[*kept, *more])
+    found = {key: value for key, value in (good.fields | others).items() if dict(fields).get(key, 0) is not None}
+    return SimpleNamespace(fields=found, tensors=[*kept, *more])

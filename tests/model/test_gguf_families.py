@@ -1,6 +1,7 @@
 """GGUF files of every architecture that is served, against the transformers models that they were made of."""
 
 import functools
+from types import SimpleNamespace
 
 import gguf
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rosebatch.config.run import RunConfig
@@ -25,7 +27,7 @@ from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.registry import ARCHITECTURES
 from rosebatch.model.weights import SafetensorsWeights
 from tests.helpers.families import FAMILIES, VARIANTS
-from tests.model import gguf_files
+from tests.model import gguf_files, gguf_layers
 from tests.model.gguf_files import BOS, END, VOCAB, changed, random_model
 from tests.model.test_gguf_metadata import LISTED
 
@@ -52,6 +54,14 @@ _SAYS["granite-biases"] = {"head_dim": 16}
 _SAYS["gpt_neox-serial"] = {"hidden_act": "gelu"}
 _SAYS["starcoder2-unbiased"] = {"hidden_act": "gelu_pytorch_tanh"}
 _SAYS["qwen3_next"] = {"mlp_only_layers": []}
+# They have the layers of experts as a number of others before them, one factor of YaRN, and no way to choose groups.
+_SAYS["glm4_moe_lite"] = {"n_routed_experts": 9, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+_SAYS["deepseek_v2"] = {"n_routed_experts": 9}
+_SAYS["deepseek_v3"] = {
+    "n_routed_experts": 9,
+    "rope_parameters": {**_ALL["deepseek_v3"][1]["rope_parameters"], "mscale": 1.2, "mscale_all_dim": 1.2},
+}
+_SAYS["deepseek_v2-greedy"] = {"n_group": 1, "topk_group": 1}
 _SAYS["olmo2-biases"] = {"attention_bias": False}
 _NAMES = [
     *("gemma3", "gpt_oss", "gemma", "gemma2", "gemma2-plain", "gemma3-pattern", "phi3", "phi3-longrope", "phi3-window"),
@@ -59,14 +69,19 @@ _NAMES = [
     *("olmo2-biases", "stablelm", "stablelm-serial", "starcoder2", "starcoder2-unbiased", "gpt_neox"),
     *("gpt_neox-serial", "gpt_neox-share", "cohere", "cohere-biases", "cohere2"),
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2-untied"),
+    *("deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite"),
 ]
+# Of another class, which computes the same.
+_CLASSES = {"glm4_moe_lite": "DeepseekV3ForCausalLM"}
 # Fields of a shape that files hold otherwise.
 _OTHERWISE = {}
-_FAST = ("gemma3", "gpt_oss")
+# Of layers of several kinds.
+_MIXED = ("lfm2", "deepseek_v2", "deepseek_v3")
+_FAST = ("gemma3", "gpt_oss", *_MIXED)
 # Longer than the windows; on one side of the length that longrope was trained for.
 _PROMPTS = [[7, 200, 9, 31, 18], [(7 * i * i + 5) % 290 for i in range(45)]]
 # Factors that are rounded in the files.
-_ROUNDED = ("longrope", "granite")
+_ROUNDED = ("longrope", "granite", "deepseek", "glm4_moe")
 
 
 def make(name):
@@ -81,6 +96,9 @@ def model_of(name):
     model = random_model(name, {name: lambda: make(name)})
     shifted = model.config.model_type.startswith(("gemma", *gguf_files.DELTA))
     with torch.no_grad():
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
         for key, parameter in model.named_parameters():
             if key.endswith("A_log"):
                 parameter.copy_(torch.from_numpy(np.log(np.exp(parameter.numpy()))))
@@ -111,7 +129,7 @@ def test_a_family_is_the_original(write_gguf, name):
     original = model_of(name)
     folder = converted_folder(write_gguf(name, original), torch.float32)
     again = AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert type(again) is type(original)
+    assert type(again).__name__ == _CLASSES.get(name, type(original).__name__)
     own = again.state_dict()
     assert {key for key, values in original.state_dict().items() if not torch.equal(own[key], values)} == set()
     for prompt in _PROMPTS:
@@ -140,6 +158,65 @@ def test_the_shape_is_the_original(write_gguf, described, name):
     )
     # The type of weights is the run's.
     assert {key for key in expected if not same(found[key], expected[key])} <= {"dtype", *_OTHERWISE.get(name, ())}
+
+
+@pytest.mark.parametrize("name", _MIXED)
+def test_quantized_tensors(write_gguf, monkeypatch, tmp_path, name):
+    """They are dequantized before they are cut, turned or joined, as in a file that has their values in fp32."""
+    path = write_gguf(name, model_of(name), quantized={"weight": gguf.GGMLQuantizationType.Q8_0})
+    tensors = Reader(path).tensors
+    assert sum(tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0 for tensor in tensors) > 10
+    plain = [
+        SimpleNamespace(
+            name=tensor.name,
+            data=dequantize(tensor.data, tensor.tensor_type),
+            tensor_type=gguf.GGMLQuantizationType.F32,
+            shape=tensor.shape,
+        )
+        for tensor in tensors
+    ]
+    found = load_file(converted_folder(path, torch.float32) / "model.safetensors")
+    reader = SimpleNamespace(fields=Reader(path).fields, tensors=plain)
+    monkeypatch.setattr(module, "Reader", lambda path: reader)
+    module.convert(path, torch.float32, tmp_path)
+    expected = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_older_files_of_latents(write_gguf, described, monkeypatch, name):
+    """One matrix makes keys and values of a latent there, and heads have their own sizes."""
+    newer = write_gguf(name, model_of(name), file="newer.gguf")
+    monkeypatch.setattr(gguf_layers, "SPLIT", False)
+    older = write_gguf(name, model_of(name))
+    assert described(older) == described(newer)
+    monkeypatch.undo()
+    paths = [converted_folder(path, torch.float32) / "model.safetensors" for path in (older, newer)]
+    found, expected = map(load_file, paths)
+    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(("count", "groups"), [(256, (8, 4)), (160, (8, 3)), (64, (1, 1))])
+def test_groups_of_experts_that_older_files_lack(write_gguf, described, count, groups):
+    """Those of DeepSeek V3 and V2 are known: without them, other experts would be chosen."""
+    path = write_gguf("deepseek_v3", model_of("deepseek_v3"))
+    without = dict.fromkeys(f"deepseek2.expert_group_{name}" for name in ("count", "used_count"))
+    found = described(path, {"deepseek2.expert_count": count, **without})
+    assert (found["n_group"], found["topk_group"]) == groups
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [("deepseek_v3", None, "DeepseekV3"), ("deepseek_v2", None, "DeepseekV2"), ("deepseek_v2", 2, "")],
+)
+def test_the_function_that_chooses_experts(write_gguf, described, name, given, expected):
+    """Files that do not name it have a correction, or have none: taken for softmax, V3 chose other experts."""
+    path, key = write_gguf(name, model_of(name)), "deepseek2.expert_gating_func"
+    if expected:
+        assert described(path, {key: given})["architectures"] == [f"{expected}ForCausalLM"]
+    else:
+        with pytest.raises(UserError, match=r"exp_probs_b\.bias is missing"):
+            described(path, {key: given})
 
 
 def test_experts_in_mxfp4(write_gguf):
@@ -207,6 +284,7 @@ _REFUSED = {
     | {"nextn.shared_head_head", "nextn.shared_head_norm"},
     "phi3": {"attn_q", "attn_k", "attn_v"},
     "lfm2": {"dense_2"},
+    "deepseek2": {"attn_k", "attn_v"},
     "qwen3next": {"ssm_in", "ffn_gate_up_exps"},
     "qwen35moe": {"ffn_gate_up_exps"},
 }
@@ -296,6 +374,7 @@ _CONDITIONAL = {f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow
 _CONDITIONAL |= {"rope.scaling.original_context_length", "rope.scale_linear", "rope.scaling.factor"}
 # llama.cpp goes by the tensors.
 _UNASKED = {"stablelm": {"use_parallel_residual"}, "gpt_oss": {"feed_forward_length"}}
+_UNASKED |= {name: {"rope.scaling.yarn_log_multiplier"} for name in ("deepseek_v2", "glm4_moe_lite")}
 # Positions of a text are equal in all of its sections.
 _UNASKED |= {name: {"rope.dimension_sections"} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")}
 

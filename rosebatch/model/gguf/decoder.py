@@ -61,7 +61,7 @@ def decoder(
         "head_dim": head_dim,
         "max_position_embeddings": length,
         layer_norm or "rms_norm_eps": model.need(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", float),
-        "rope_parameters": _rope(model, rotated, length, unnamed)
+        "rope_parameters": rope(model, rotated, length, unnamed)
         | ({"partial_rotary_factor": _share(rotated, head_dim)} if partial else {}),
     }
 
@@ -135,9 +135,16 @@ def _share(rotated: int, head_dim: int) -> float:
     return share if int(head_dim * share) == rotated else math.nextafter(share, 1.0)
 
 
-def _rope(model: GGUFModel, rotated: int, length: int, unnamed: str) -> dict[str, Any]:
-    """Rotary positions. Divisors of each channel pair are those of longrope, which has such numbers."""
-    rope: dict[str, Any] = {"rope_theta": model.get("rope.freq_base", 10000.0)}
+def rope(model: GGUFModel, rotated: int, length: int, unnamed: str) -> dict[str, Any]:
+    """Rotary positions. Divisors of each channel pair are those of longrope, which has such numbers.
+
+    Args:
+        model: the file.
+        rotated: channels that are rotated.
+        length: in tokens, that the model was made for.
+        unnamed: the scaling in a file that names none.
+    """
+    found: dict[str, Any] = {"rope_theta": model.get("rope.freq_base", 10000.0)}
     # The second name is the older one.
     factors = [model.get(f"rope.{name}", 0.0) for name in ("scaling.factor", "scale_linear")]
     factor = factors[0] or factors[1] or 1.0
@@ -148,19 +155,19 @@ def _rope(model: GGUFModel, rotated: int, length: int, unnamed: str) -> dict[str
     if kind == "yarn":
         model.require("rope.scaling.yarn_ext_factor", 1.0, -1.0)
         growth = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-        rope |= {"rope_type": kind, "factor": factor, "attention_factor": growth * attention}
-        rope |= {name: value for name, value in betas.items() if value is not None}
-        return rope | {"original_max_position_embeddings": trained}
+        found |= {"rope_type": kind, "factor": factor, "attention_factor": growth * attention}
+        found |= {name: value for name, value in betas.items() if value is not None}
+        return found | {"original_max_position_embeddings": trained}
     if kind == "longrope":
         short, long = (model.values(f"rope_factors_{name}.weight") for name in ("short", "long"))
-        return rope | _divided(short, long, trained, attention)
+        return found | _divided(short, long, trained, attention)
     model.require("rope.scaling.type", "linear", "none")
     divisors, scale = model.values("rope_freqs.weight"), factor if kind == "linear" else 1.0
     if divisors is None and attention == 1.0:
-        return rope | ({"rope_type": "default"} if scale == 1.0 else {"rope_type": "linear", "factor": scale})
+        return found | ({"rope_type": "default"} if scale == 1.0 else {"rope_type": "linear", "factor": scale})
     # The divisors of Llama 3 among them.
     every_pair = scale * (np.ones(rotated // 2, np.float32) if divisors is None else divisors)
-    return rope | _divided(every_pair, every_pair, length, attention)
+    return found | _divided(every_pair, every_pair, length, attention)
 
 
 def _divided(
