@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from tests.model import gguf_layers
+from tests.model.gguf_layers import permute
 
 VOCAB, LAYERS, END, BOS = 320, 2, 300, 301
 SHAPE = {
@@ -62,6 +63,7 @@ ARCHITECTURES = {
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
     "lfm2": gguf.MODEL_ARCH.LFM2,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), gguf.MODEL_ARCH.DEEPSEEK2),
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
@@ -127,12 +129,6 @@ def random_model(name, models=MODELS):
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
-
-
-def permute(values, heads):
-    """Reorders the rows of q and k as llama.cpp's converter does for Llama."""
-    rows = values.shape[0] // heads // 2
-    return values.reshape(heads, 2, rows, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def llama3_divisors(rope, head_dim):

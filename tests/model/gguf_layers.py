@@ -120,6 +120,79 @@ def deepseek(config, name, values):
         yield name.replace("e_score_correction_bias", "e_score_correction.bias"), values
 
 
+def permute(values, heads):
+    """Reorders the rows of q and k as llama.cpp's converter does for Llama."""
+    rows = values.shape[0] // heads // 2
+    return values.reshape(heads, 2, rows, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def add_mamba2(writer, *, heads, head_dim, groups, state, taps):
+    """Adds metadata of Mamba2."""
+    writer.add_ssm_conv_kernel(taps)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_group_count(groups)
+    writer.add_ssm_inner_size(heads * head_dim)
+    writer.add_ssm_time_step_rank(heads)
+
+
+def mamba2(name, values, groups):
+    """Rates of decay as such, and as columns; a row of the norm for each group."""
+    if name.endswith("A_log"):
+        values = -np.exp(values)
+    if name.endswith((".A_log", ".D")):
+        values = values.reshape(-1, 1)
+    elif name.endswith("conv1d.weight"):
+        values = values.squeeze(1)
+    elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        values = values.reshape(groups, -1)
+    return name.replace("dt_bias", "dt_proj.bias"), values
+
+
+def add_granite4(writer, config):
+    """Adds metadata of Granite 4: the length of models without positions is not the config's."""
+    add_common(writer, config, kv_heads(config, [kind == "full_attention" for kind in config.layer_types]))
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    add_rope(writer, config.rope_parameters)
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    add_bamba2(writer, config)
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_context_length(2**20)
+
+
+def add_bamba2(writer, config):
+    """Adds metadata of Mamba2 with Bamba's names."""
+    sizes = {"groups": config.mamba_n_groups, "state": config.mamba_d_state, "taps": config.mamba_d_conv}
+    add_mamba2(writer, heads=config.mamba_n_heads, head_dim=config.mamba_d_head, **sizes)
+
+
+def granite4(config, name, values):
+    """q and k have Llama's order; gate and up are apart."""
+    layer, own = name.removeprefix("model.layers.").partition(".")[::2]
+    if own.startswith(("self_attn.q_proj", "self_attn.k_proj")):
+        values = permute(values, config.num_attention_heads if "q_proj" in own else config.num_key_value_heads)
+    kind = {"shared_mlp": "_shexp" if config.num_local_experts else "", "block_sparse_moe": "_exps"}
+    suffix = kind.get(own.partition(".")[0], "")
+    if own.endswith(("input_linear.weight", "experts.gate_up_proj")):
+        for part, rows in zip(("gate", "up"), np.split(values, 2, -2), strict=True):
+            yield f"blk.{layer}.ffn_{part}{suffix}.weight", rows
+    elif own.endswith(("output_linear.weight", "experts.down_proj")):
+        yield f"blk.{layer}.ffn_down{suffix}.weight", values
+    else:
+        yield mamba2(name.replace("router.weight", "router.layer.weight"), values, config.mamba_n_groups)
+
+
 # By transformers' model types: what adds metadata, and what the converter makes of a tensor.
-METADATA = {"lfm2": add_lfm2, **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), add_deepseek)}
-TENSORS = {"lfm2": lfm2, **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), deepseek)}
+METADATA = {
+    "lfm2": add_lfm2,
+    "granitemoehybrid": add_granite4,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), add_deepseek),
+}
+TENSORS = {
+    "lfm2": lfm2,
+    "granitemoehybrid": granite4,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), deepseek),
+}

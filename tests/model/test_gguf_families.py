@@ -69,14 +69,14 @@ _NAMES = [
     *("olmo2-biases", "stablelm", "stablelm-serial", "starcoder2", "starcoder2-unbiased", "gpt_neox"),
     *("gpt_neox-serial", "gpt_neox-share", "cohere", "cohere-biases", "cohere2"),
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2-untied"),
-    *("deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite"),
+    *("deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite", "granite4_h", "granite4_h-dense"),
 ]
 # Of another class, which computes the same.
 _CLASSES = {"glm4_moe_lite": "DeepseekV3ForCausalLM"}
 # Fields of a shape that files hold otherwise.
-_OTHERWISE = {}
+_OTHERWISE = dict.fromkeys(("granite4_h", "granite4_h-dense"), ("max_model_len",))
 # Of layers of several kinds.
-_MIXED = ("lfm2", "deepseek_v2", "deepseek_v3")
+_MIXED = ("lfm2", "deepseek_v2", "deepseek_v3", "granite4_h")
 _FAST = ("gemma3", "gpt_oss", *_MIXED)
 # Longer than the windows; on one side of the length that longrope was trained for.
 _PROMPTS = [[7, 200, 9, 31, 18], [(7 * i * i + 5) % 290 for i in range(45)]]
@@ -101,7 +101,9 @@ def model_of(name):
                 buffer.copy_(torch.randn_like(buffer) * 0.2)
         for key, parameter in model.named_parameters():
             if key.endswith("A_log"):
-                parameter.copy_(torch.from_numpy(np.log(np.exp(parameter.numpy()))))
+                # Until they stay.
+                for _ in range(9):
+                    parameter.copy_(torch.from_numpy(np.log(np.exp(parameter.numpy()))))
             elif shifted and key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight"):
                 parameter.copy_(parameter + 1 - 1)
     return model

@@ -31,8 +31,8 @@ CONVERTER_VERSION = 8
 
 _SHARD_BYTES = 2 << 30
 _MXFP4, _BLOCK_BYTES = gguf.GGMLQuantizationType.MXFP4, 16
-# Rates of decay, and what corrects the choice of experts: they are read in fp32 whatever the dtype of a run.
-_FP32 = ("A_log", "dt_bias", "e_score_correction_bias")
+# What states and the choice of experts are made with: they are read in fp32 whatever the dtype of a run.
+_FP32 = ("A_log", "dt_bias", ".D", "e_score_correction_bias")
 _INTEGER = integers()
 
 
