@@ -64,6 +64,7 @@ ARCHITECTURES = {
     "cohere2": gguf.MODEL_ARCH.COHERE2,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), gguf.MODEL_ARCH.DEEPSEEK2),
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
@@ -364,11 +365,17 @@ OPTIONS = {
 }
 
 
+def architecture_of(config):
+    """The package's key of an architecture. Nemotron-H with experts has another name than without."""
+    dense = "moe" not in getattr(config, "layers_block_type", ["moe"])
+    return gguf.MODEL_ARCH.NEMOTRON_H if dense else ARCHITECTURES[config.model_type]
+
+
 def add_model(writer, model, quantized):
     """Adds metadata and tensors, named by the gguf package's own table."""
     config = model.config
     add_metadata(writer, config)
-    names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(architecture_of(config), config.num_hidden_layers)
     tensors = [(name, values.detach().numpy()) for name, values in model.state_dict().items()]
     if config.tie_word_embeddings:
         tensors = [(name, values) for name, values in tensors if name != "lm_head.weight"]
@@ -392,7 +399,7 @@ def add_model(writer, model, quantized):
 def write(path, name="llama", model=None, *, quantized=None, architecture=None, **tokenizer):
     """Writes a file of a model, or of a tokenizer alone."""
     if model is not None:
-        architecture = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[model.config.model_type]]
+        architecture = gguf.MODEL_ARCH_NAMES[architecture_of(model.config)]
     writer = gguf.GGUFWriter(path, architecture or name)
     if model is not None:
         add_model(writer, model, quantized or {})

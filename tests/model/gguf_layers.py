@@ -4,8 +4,8 @@ import gguf
 import numpy as np
 
 
-def add_common(writer, config, kv_heads):
-    """What its ``TextModel`` adds for all models."""
+def add_common(writer, config, kv_heads, *, routes=True):
+    """What its ``TextModel`` adds for all models, of experts too if the checkpoint's config has their fields."""
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -13,6 +13,8 @@ def add_common(writer, config, kv_heads):
     writer.add_head_count_kv(kv_heads)
     writer.add_vocab_size(config.vocab_size)
     add_of_names(writer, config, _NAMES)
+    if routes:
+        add_of_names(writer, config, _MIXTURE_NAMES)
 
 
 def add_of_names(writer, config, names):
@@ -26,6 +28,8 @@ _NAMES = {
     "intermediate_size": "add_feed_forward_length",
     "rms_norm_eps": "add_layer_norm_rms_eps",
     "norm_eps": "add_layer_norm_rms_eps",
+}
+_MIXTURE_NAMES = {
     "num_local_experts": "add_expert_count",
     "num_experts_per_tok": "add_expert_used_count",
     "n_group": "add_expert_group_count",
@@ -185,14 +189,49 @@ def granite4(config, name, values):
         yield mamba2(name.replace("router.weight", "router.layer.weight"), values, config.mamba_n_groups)
 
 
+def add_nemotron(writer, config):
+    """Adds metadata of Nemotron-H: lists mark layers with attention, and those with an MLP."""
+    kinds = config.layers_block_type
+    routes = "moe" in kinds
+    add_common(writer, config, kv_heads(config, [kind == "full_attention" for kind in kinds]), routes=routes)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    sizes = {"groups": config.n_groups, "state": config.ssm_state_size, "taps": config.conv_kernel}
+    add_mamba2(writer, heads=config.mamba_num_heads, head_dim=config.mamba_head_dim, **sizes)
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_context_length(2**20)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    size = config.moe_intermediate_size if routes else config.intermediate_size
+    writer.add_feed_forward_length([size if kind in ("mlp", "moe") else 0 for kind in kinds])
+    if routes:
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        add_of_names(writer, config, _LATENT_NAMES)
+
+
+def nemotron(config, name, values):
+    """Names are those of checkpoints."""
+    name = name.replace("model.", "backbone.", 1)
+    if ".experts." in name:
+        layer = name.split(".")[2]
+        name = f"blk.{layer}.ffn_{'up' if 'up' in name else 'down'}_exps.weight"
+    elif "e_score_correction_bias" in name:
+        name = name.replace("correction_bias", "correction.bias")
+    yield mamba2(name, values, config.n_groups)
+
+
 # By transformers' model types: what adds metadata, and what the converter makes of a tensor.
 METADATA = {
     "lfm2": add_lfm2,
     "granitemoehybrid": add_granite4,
+    "nemotron_h": add_nemotron,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), add_deepseek),
 }
 TENSORS = {
     "lfm2": lfm2,
     "granitemoehybrid": granite4,
+    "nemotron_h": nemotron,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), deepseek),
 }

@@ -62,6 +62,12 @@ _SAYS["deepseek_v3"] = {
     "rope_parameters": {**_ALL["deepseek_v3"][1]["rope_parameters"], "mscale": 1.2, "mscale_all_dim": 1.2},
 }
 _SAYS["deepseek_v2-greedy"] = {"n_group": 1, "topk_group": 1}
+# And their files have all MLPs of experts, or none.
+_SAYS["nemotron_h"] = {
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"],
+    # Not what other fields may be.
+    "n_routed_experts": 9,
+}
 _SAYS["olmo2-biases"] = {"attention_bias": False}
 _NAMES = [
     *("gemma3", "gpt_oss", "gemma", "gemma2", "gemma2-plain", "gemma3-pattern", "phi3", "phi3-longrope", "phi3-window"),
@@ -70,18 +76,23 @@ _NAMES = [
     *("gpt_neox-serial", "gpt_neox-share", "cohere", "cohere-biases", "cohere2"),
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2-untied"),
     *("deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite", "granite4_h", "granite4_h-dense"),
+    *("nemotron_h", "nemotron_h-biases"),
 ]
 # Of another class, which computes the same.
 _CLASSES = {"glm4_moe_lite": "DeepseekV3ForCausalLM"}
 # Fields of a shape that files hold otherwise.
-_OTHERWISE = dict.fromkeys(("granite4_h", "granite4_h-dense"), ("max_model_len",))
+_OTHERWISE = dict.fromkeys(("granite4_h", "granite4_h-dense", "nemotron_h-biases"), ("max_model_len",))
+# No layer has an MLP of that size.
+_OTHERWISE["nemotron_h"] = ("max_model_len", "intermediate_size")
 # Of layers of several kinds.
-_MIXED = ("lfm2", "deepseek_v2", "deepseek_v3", "granite4_h")
+_MIXED = ("lfm2", "deepseek_v2", "deepseek_v3", "granite4_h", "nemotron_h")
 _FAST = ("gemma3", "gpt_oss", *_MIXED)
 # Longer than the windows; on one side of the length that longrope was trained for.
 _PROMPTS = [[7, 200, 9, 31, 18], [(7 * i * i + 5) % 290 for i in range(45)]]
 # Factors that are rounded in the files.
-_ROUNDED = ("longrope", "granite", "deepseek", "glm4_moe")
+_ROUNDED = ("longrope", "granite", "deepseek_v3")
+# transformers' prompts keep above a least step in time, which files do not have.
+_UNSAID = {name: {"time_step_min": 1e-9} for name in ("nemotron_h", "nemotron_h-biases")}
 
 
 def make(name):
@@ -130,7 +141,7 @@ def test_a_family_is_the_original(write_gguf, name):
     """Each name, order of rows, shift of norms and number of the config: one that is wrong gives other answers."""
     original = model_of(name)
     folder = converted_folder(write_gguf(name, original), torch.float32)
-    again = AutoModelForCausalLM.from_pretrained(folder).eval()
+    again = AutoModelForCausalLM.from_pretrained(folder, **_UNSAID.get(name, {})).eval()
     assert type(again).__name__ == _CLASSES.get(name, type(original).__name__)
     own = again.state_dict()
     assert {key for key, values in original.state_dict().items() if not torch.equal(own[key], values)} == set()
@@ -287,6 +298,7 @@ _REFUSED = {
     "phi3": {"attn_q", "attn_k", "attn_v"},
     "lfm2": {"dense_2"},
     "deepseek2": {"attn_k", "attn_v"},
+    "nemotron_h_moe": {"ffn_latent_down", "ffn_latent_up"},
     "qwen3next": {"ssm_in", "ffn_gate_up_exps"},
     "qwen35moe": {"ffn_gate_up_exps"},
 }
@@ -377,7 +389,8 @@ _CONDITIONAL |= {"rope.scaling.original_context_length", "rope.scale_linear", "r
 # llama.cpp goes by the tensors.
 _UNASKED = {"stablelm": {"use_parallel_residual"}, "gpt_oss": {"feed_forward_length"}}
 _UNASKED |= {name: {"rope.scaling.yarn_log_multiplier"} for name in ("deepseek_v2", "glm4_moe_lite")}
-# Positions of a text are equal in all of its sections.
+# Nemotron-H has no positions. Elsewhere, those of a text are equal in all of its sections.
+_UNASKED["nemotron_h"] = {"rope.freq_base", "rope.dimension_count"}
 _UNASKED |= {name: {"rope.dimension_sections"} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")}
 
 

@@ -68,13 +68,16 @@ def _split(*patterns: str) -> Any:
     return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
+# Nemotron's has Pixtral's name.
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "lfm2", "pixtral")
+_GLM = ("glm4", "chatglm-bpe")
 # Values of tokenizer.ggml.pre, from llama.cpp: how text is split before byte-pair merges.
 _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "default": _gpt2,
     "gpt-2": _gpt2,
     "olmo": _gpt2,
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _digits),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "dbrx", "glm4", "chatglm-bpe"), _threes),
+    **dict.fromkeys((*_LLAMA_3, *_GLM, "dbrx"), _threes),
     **dict.fromkeys(("qwen2", "stablelm2"), _ones),
     "qwen35": lambda: _split(_QWEN_35),
     "gpt-4o": lambda: _split(_GPT_4O),
@@ -82,8 +85,6 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "deepseek-llm": lambda: _split(*_DEEPSEEK),
     "deepseek-v3": lambda: _split(*_DEEPSEEK_3),
 }
-_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "lfm2")
-_GLM = ("glm4", "chatglm-bpe")
 # What their models' own tokenizers put before a prompt; the files do not say so.
 _GLM_PROMPT = ["[gMASK]", "<sop>"]
 # They take whole words of the vocabulary before they try merges.
