@@ -65,6 +65,7 @@ ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
+    "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), gguf.MODEL_ARCH.DEEPSEEK2),
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
@@ -367,7 +368,7 @@ OPTIONS = {
 
 def architecture_of(config):
     """The package's key of an architecture. Nemotron-H with experts has another name than without."""
-    dense = "moe" not in getattr(config, "layers_block_type", ["moe"])
+    dense = config.model_type == "nemotron_h" and "moe" not in config.layers_block_type
     return gguf.MODEL_ARCH.NEMOTRON_H if dense else ARCHITECTURES[config.model_type]
 
 

@@ -222,16 +222,48 @@ def nemotron(config, name, values):
     yield mamba2(name, values, config.n_groups)
 
 
+def add_falcon(writer, config):
+    """Adds metadata of Falcon-H1."""
+    add_common(writer, config, config.num_key_value_heads)
+    writer.add_key_length(config.hidden_size // config.num_attention_heads)
+    writer.add_value_length(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    add_bamba2(writer, config)
+
+
+def falcon(config, name, values):
+    """All factors are in the weights, but that of gate and up counts for the gate alone."""
+    inner, rows = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+    sizes = [inner, inner, rows, rows, config.mamba_n_heads]
+    attention = config.attention_in_multiplier
+    factors = {
+        "down_proj": config.mlp_multipliers[1],
+        "gate_proj": config.mlp_multipliers[0],
+        "k_proj": config.key_multiplier * attention,
+        "q_proj": attention,
+        "v_proj": attention,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "in_proj": config.ssm_in_multiplier * np.repeat(config.ssm_multipliers, sizes)[:, None],
+        "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }
+    factor = next((each for part, each in factors.items() if f".{part}." in f".{name}"), 1.0)
+    yield mamba2(name, (values * factor).astype(np.float32), config.mamba_n_groups)
+
+
 # By transformers' model types: what adds metadata, and what the converter makes of a tensor.
 METADATA = {
     "lfm2": add_lfm2,
     "granitemoehybrid": add_granite4,
     "nemotron_h": add_nemotron,
+    "falcon_h1": add_falcon,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), add_deepseek),
 }
 TENSORS = {
     "lfm2": lfm2,
     "granitemoehybrid": granite4,
     "nemotron_h": nemotron,
+    "falcon_h1": falcon,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), deepseek),
 }

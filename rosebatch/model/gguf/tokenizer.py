@@ -69,7 +69,7 @@ def _split(*patterns: str) -> Any:
 
 
 # Nemotron's has Pixtral's name.
-_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "lfm2", "pixtral")
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "lfm2", "pixtral", "falcon-h1")
 _GLM = ("glm4", "chatglm-bpe")
 # Values of tokenizer.ggml.pre, from llama.cpp: how text is split before byte-pair merges.
 _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
