@@ -66,6 +66,7 @@ ARCHITECTURES = {
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
     "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
+    "minicpm3": gguf.MODEL_ARCH.MINICPM3,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), gguf.MODEL_ARCH.DEEPSEEK2),
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}

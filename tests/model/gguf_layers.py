@@ -252,12 +252,29 @@ def falcon(config, name, values):
     yield mamba2(name, (values * factor).astype(np.float32), config.mamba_n_groups)
 
 
+def add_minicpm3(writer, config):
+    """Adds metadata of MiniCPM3: neither its base of positions nor its multipliers."""
+    add_common(writer, config, config.num_key_value_heads)
+    add_of_names(writer, config, {name: _LATENT_NAMES[name] for name in ("q_lora_rank", "kv_lora_rank")})
+    writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    for name in ("short", "long"):
+        if (factors := config.rope_parameters.get(f"{name}_factor")) is not None:
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(factors, np.float32))
+
+
+def minicpm3(_, name, values):
+    """Nothing is changed."""
+    yield name, values
+
+
 # By transformers' model types: what adds metadata, and what the converter makes of a tensor.
 METADATA = {
     "lfm2": add_lfm2,
     "granitemoehybrid": add_granite4,
     "nemotron_h": add_nemotron,
     "falcon_h1": add_falcon,
+    "minicpm3": add_minicpm3,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), add_deepseek),
 }
 TENSORS = {
@@ -265,5 +282,6 @@ TENSORS = {
     "granitemoehybrid": granite4,
     "nemotron_h": nemotron,
     "falcon_h1": falcon,
+    "minicpm3": minicpm3,
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), deepseek),
 }

@@ -62,6 +62,14 @@ _SAYS["deepseek_v3"] = {
     "rope_parameters": {**_ALL["deepseek_v3"][1]["rope_parameters"], "mscale": 1.2, "mscale_all_dim": 1.2},
 }
 _SAYS["deepseek_v2-greedy"] = {"n_group": 1, "topk_group": 1}
+# They have no multipliers, size of values, base of positions, or length that longrope was trained for.
+_MINICPM3 = {"v_head_dim": None, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+_SAYS["minicpm3"] = {**_MINICPM3, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+_SAYS["minicpm3-longrope"] = {
+    **_MINICPM3,
+    "original_max_position_embeddings": 256,
+    "rope_parameters": {**_ALL["minicpm3-longrope"][1]["rope_parameters"], "rope_theta": 10000.0},
+}
 # And their files have all MLPs of experts, or none.
 _SAYS["nemotron_h"] = {
     "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"],
@@ -77,6 +85,7 @@ _NAMES = [
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2-untied"),
     *("deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite", "granite4_h", "granite4_h-dense"),
     *("nemotron_h", "nemotron_h-biases", "falcon_h1", "falcon_h1-normed"),
+    *("minicpm3", "minicpm3-longrope"),
 ]
 # Of another class, which computes the same.
 _CLASSES = {"glm4_moe_lite": "DeepseekV3ForCausalLM"}
@@ -90,7 +99,7 @@ _OTHERWISE |= dict.fromkeys(("falcon_h1", "falcon_h1-normed"), _FACTORS)
 # No layer has an MLP of that size.
 _OTHERWISE["nemotron_h"] = ("max_model_len", "intermediate_size")
 # Of layers of several kinds.
-_MIXED = ("lfm2", "deepseek_v2", "deepseek_v3", "granite4_h", "nemotron_h", "falcon_h1")
+_MIXED = ("lfm2", "deepseek_v2", "deepseek_v3", "granite4_h", "nemotron_h", "falcon_h1", "minicpm3")
 _FAST = ("gemma3", "gpt_oss", *_MIXED)
 # Longer than the windows; on one side of the length that longrope was trained for.
 _PROMPTS = [[7, 200, 9, 31, 18], [(7 * i * i + 5) % 290 for i in range(45)]]
@@ -394,7 +403,7 @@ _CONDITIONAL = {f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow
 _CONDITIONAL |= {"rope.scaling.original_context_length", "rope.scale_linear", "rope.scaling.factor"}
 # llama.cpp goes by the tensors.
 _UNASKED = {"stablelm": {"use_parallel_residual"}, "gpt_oss": {"feed_forward_length"}}
-_UNASKED |= {name: {"rope.scaling.yarn_log_multiplier"} for name in ("deepseek_v2", "glm4_moe_lite")}
+_UNASKED |= {name: {"rope.scaling.yarn_log_multiplier"} for name in ("deepseek_v2", "glm4_moe_lite", "minicpm3")}
 # Nemotron-H has no positions. Elsewhere, those of a text are equal in all of its sections.
 _UNASKED["nemotron_h"] = {"rope.freq_base", "rope.dimension_count"}
 _UNASKED |= {name: {"rope.dimension_sections"} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")}
