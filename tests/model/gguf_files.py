@@ -63,7 +63,7 @@ ARCHITECTURES = {
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
     "lfm2": gguf.MODEL_ARCH.LFM2,
-    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    **dict.fromkeys(("granitemoehybrid", "bamba"), gguf.MODEL_ARCH.GRANITE_HYBRID),
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
     "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
     "minicpm3": gguf.MODEL_ARCH.MINICPM3,

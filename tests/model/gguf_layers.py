@@ -173,11 +173,27 @@ def add_bamba2(writer, config):
     add_mamba2(writer, heads=config.mamba_n_heads, head_dim=config.mamba_d_head, **sizes)
 
 
+def add_bamba(writer, config):
+    """Adds metadata of Bamba: it has positions, and no multipliers."""
+    attends = [layer in config.attn_layer_indices for layer in range(config.num_hidden_layers)]
+    add_common(writer, config, kv_heads(config, attends))
+    head_dim = config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(int(head_dim * config.rope_parameters["partial_rotary_factor"]))
+    add_rope(writer, config.rope_parameters)
+    add_bamba2(writer, config)
+    writer.add_rope_scaling_finetuned(True)
+
+
+def bamba(config, name, values):
+    """q and k have Llama's order."""
+    if ".self_attn.q_proj" in name or ".self_attn.k_proj" in name:
+        values = permute(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
+    yield mamba2(name, values, config.mamba_n_groups)
+
+
 def granite4(config, name, values):
-    """q and k have Llama's order; gate and up are apart."""
+    """Gate and up are apart; otherwise as Bamba's."""
     layer, own = name.removeprefix("model.layers.").partition(".")[::2]
-    if own.startswith(("self_attn.q_proj", "self_attn.k_proj")):
-        values = permute(values, config.num_attention_heads if "q_proj" in own else config.num_key_value_heads)
     kind = {"shared_mlp": "_shexp" if config.num_local_experts else "", "block_sparse_moe": "_exps"}
     suffix = kind.get(own.partition(".")[0], "")
     if own.endswith(("input_linear.weight", "experts.gate_up_proj")):
@@ -186,7 +202,7 @@ def granite4(config, name, values):
     elif own.endswith(("output_linear.weight", "experts.down_proj")):
         yield f"blk.{layer}.ffn_down{suffix}.weight", values
     else:
-        yield mamba2(name.replace("router.weight", "router.layer.weight"), values, config.mamba_n_groups)
+        yield from bamba(config, name.replace("router.weight", "router.layer.weight"), values)
 
 
 def add_nemotron(writer, config):
@@ -272,6 +288,7 @@ def minicpm3(_, name, values):
 METADATA = {
     "lfm2": add_lfm2,
     "granitemoehybrid": add_granite4,
+    "bamba": add_bamba,
     "nemotron_h": add_nemotron,
     "falcon_h1": add_falcon,
     "minicpm3": add_minicpm3,
@@ -280,6 +297,7 @@ METADATA = {
 TENSORS = {
     "lfm2": lfm2,
     "granitemoehybrid": granite4,
+    "bamba": bamba,
     "nemotron_h": nemotron,
     "falcon_h1": falcon,
     "minicpm3": minicpm3,

@@ -85,7 +85,7 @@ _NAMES = [
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2-untied"),
     *("deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite", "granite4_h", "granite4_h-dense"),
     *("nemotron_h", "nemotron_h-biases", "falcon_h1", "falcon_h1-normed"),
-    *("minicpm3", "minicpm3-longrope"),
+    *("minicpm3", "minicpm3-longrope", "bamba"),
 ]
 # Of another class, which computes the same.
 _CLASSES = {"glm4_moe_lite": "DeepseekV3ForCausalLM"}
@@ -247,6 +247,24 @@ def test_the_function_that_chooses_experts(write_gguf, described, name, given, e
             described(path, {key: given})
 
 
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ([0, 2, 1], r"the layers have \[0, 2, 1\] heads of keys and values"),
+        ([0, 0, 0], "the layers have"),
+        ([0, 2], r"head_count_kv' is \[0, 2\]: Expected `array` of length >= 3"),
+        (2, "head_count_kv' is 2: Expected `array`"),
+    ],
+)
+def test_lists_that_mark_layers(write_gguf, monkeypatch, counts, told):
+    """Such a list says which layers have attention: a wrong one made another model of the file."""
+    path = write_gguf("lfm2", model_of("lfm2"))
+    reader = changed(Reader(path), {"lfm2.attention.head_count_kv": counts})
+    monkeypatch.setattr(module, "Reader", lambda path: reader)
+    with pytest.raises(UserError, match=told):
+        module.read_shape(path, torch.float32)
+
+
 def test_experts_in_mxfp4(write_gguf):
     """gpt-oss's files have experts in blocks of 17 bytes for 32 values: each value is exact, in bfloat16 too.
 
@@ -368,14 +386,15 @@ def test_tensors_of_other_models_with_the_name(write_gguf, described, name, tens
             described(path, tensors=[f"blk.0.{tensor}.weight"])
 
 
-def test_layers_that_draft(write_gguf, described):
+@pytest.mark.parametrize(("name", "architecture"), [("qwen3_5", "qwen35"), ("glm4_moe_lite", "deepseek2")])
+def test_layers_that_draft(write_gguf, described, name, architecture):
     """Most files of Qwen3.5 have one at the end, which no run without drafts computes."""
-    path, layers = write_gguf("qwen3_5", model_of("qwen3_5")), _ALL["qwen3_5"][1]["num_hidden_layers"]
-    usual, drafts = described(path), [f"blk.{layers}.{name}" for name in ("attn_norm.weight", "nextn.eh_proj.weight")]
-    fields = {"qwen35.block_count": layers + 1}
+    path, layers = write_gguf(name, model_of(name)), _ALL[name][1]["num_hidden_layers"]
+    usual, drafts = described(path), [f"blk.{layers}.{own}" for own in ("attn_norm.weight", "nextn.eh_proj.weight")]
+    fields = {f"{architecture}.block_count": layers + 1}
     with pytest.raises(UserError, match="is missing"):
         described(path, fields, drafts)
-    assert described(path, {**fields, "qwen35.nextn_predict_layers": 1}, drafts) == usual
+    assert described(path, {**fields, f"{architecture}.nextn_predict_layers": 1}, drafts) == usual
 
 
 @pytest.mark.parametrize("value", [-(2**40), -1, 2**40, 1.0, True, "1", [1]])

@@ -5,13 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.experts import ExpertsMLP, SharedExpert, make_router
-from rosebatch.model.families.bamba import MambaLlama, mamba_values
+from rosebatch.model.families.bamba import MambaLlama, gguf_biases, gguf_values, mamba_values
 from rosebatch.model.families.llama import LLAMA_DEFAULTS, LLAMA_GGUF, parse_llama
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.gguf import decoder as gguf_decoder
@@ -168,15 +166,6 @@ def _gguf_absent(config: Mapping[str, Any]) -> Collection[str]:
     return {*mixers, *(_GGUF_SHARED if config["num_local_experts"] else _GGUF_MIXTURE)}
 
 
-def _gguf_biases(config: Mapping[str, Any]) -> Collection[str]:
-    return (*gguf_mamba2.biases(config), *gguf_decoder.biases(config))
-
-
-def _gguf_values(name: str, values: NDArray[np.float32], config: Mapping[str, Any]) -> NDArray[np.float32]:
-    """q and k have Llama's order, with positions or without."""
-    return gguf_mamba2.values(name, gguf_decoder.halves(name, values, config))
-
-
 _GGUF = replace(LLAMA_GGUF, architecture="granite", config=_gguf_config)
 _GGUF_MAMBA = gguf_mamba2.names("mamba.")
 # Gate and up are one matrix, that of all tokens and those of experts.
@@ -198,10 +187,10 @@ _GGUF_GRANITE_4 = GGUF(
     gguf_decoder.NAMES,
     {**gguf_decoder.ATTENTION, **_GGUF_MAMBA, **_GGUF_SHARED, **_GGUF_MIXTURE, **gguf_decoder.NORMS},
     _gguf_granite_4,
-    biases=_gguf_biases,
+    biases=gguf_biases,
     absent=_gguf_absent,
     bare=gguf_mamba2.BARE,
-    values=_gguf_values,
+    values=gguf_values,
     join=partial(torch.cat, dim=-2),
 )
 ARCHITECTURES = {
