@@ -76,6 +76,7 @@ class GGUF:
         mxfp4: blocks of MXFP4 of tensors with one name, or their scales, each ``[E, out, G, ...]`` uint8 -> those of
             the tensor of that name, which stays in MXFP4; None: such tensors are dequantized.
         pieces: whose rules a sentencepiece tokenizer has: see ``gguf_sentencepiece``.
+        when: whether a file of its architecture is one of these; None: all files that no other form takes.
     """
 
     architecture: str
@@ -90,6 +91,7 @@ class GGUF:
     join: Callable[[list[Tensor]], Tensor] = torch.cat
     mxfp4: Callable[[list[NDArray[np.uint8]]], NDArray[np.uint8]] | None = None
     pieces: Literal["llama", "phi", "gemma"] = "llama"
+    when: Callable[[GGUFModel], bool] | None = None
 
 
 # Of a classification head: which state it takes, and its layers.
@@ -111,7 +113,7 @@ class Architecture:
         window: whether models of it may have sliding windows.
         experts: whether its MLPs are mixtures of experts.
         fallback: whether transformers' own code may run it, with ``--model-impl transformers``.
-        gguf: how GGUF files hold it; None if they are not served.
+        gguf: how GGUF files hold it, each form of them; none if they are not served.
         classifier: config.json -> the head of its class for whole prompts; None: that of decoders, one product.
         token_classifier: config.json -> the layers of its head for tokens; None: one product, as most have it.
         rewards: further classes with a head, by what follows the stem of their names -> that head.
@@ -124,7 +126,7 @@ class Architecture:
     window: bool = False
     experts: bool = False
     fallback: bool = True
-    gguf: GGUF | None = None
+    gguf: tuple[GGUF, ...] = ()
     classifier: Callable[[Mapping[str, Any]], ClassifierHead] | None = None
     token_classifier: Callable[[Mapping[str, Any]], tuple[HeadLayer, ...]] | None = None
     rewards: Mapping[str, ClassifierConfig] = field(default_factory=dict)

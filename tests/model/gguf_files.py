@@ -21,6 +21,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.model import gguf_layers
+from tests.model.gguf_layers import permute
+
 VOCAB, LAYERS, END, BOS = 320, 2, 300, 301
 SHAPE = {
     "vocab_size": VOCAB,
@@ -59,6 +62,12 @@ ARCHITECTURES = {
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    **dict.fromkeys(("granitemoehybrid", "bamba"), gguf.MODEL_ARCH.GRANITE_HYBRID),
+    "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
+    "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
+    "minicpm3": gguf.MODEL_ARCH.MINICPM3,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), gguf.MODEL_ARCH.DEEPSEEK2),
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -125,12 +134,6 @@ def random_model(name, models=MODELS):
     return model
 
 
-def permute(values, heads):
-    """Reorders the rows of q and k as llama.cpp's converter does for Llama."""
-    rows = values.shape[0] // heads // 2
-    return values.reshape(heads, 2, rows, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-
-
 def llama3_divisors(rope, head_dim):
     """The tensor in which llama.cpp's converter stores Llama 3's RoPE scaling: a divisor for each pair of channels."""
     frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
@@ -176,6 +179,9 @@ def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
 def converted(config, name, values):
     """What llama.cpp's converter makes of a tensor: names for the package's table, and values."""
     kind, own = config.model_type, name.rpartition(".layers.")[2].partition(".")[2]
+    if kind in gguf_layers.TENSORS:
+        yield from gguf_layers.TENSORS[kind](config, name, values)
+        return
     plus_one = kind.startswith(("gemma", *DELTA)) and name.endswith("norm.weight")
     if own.startswith(("self_attn.q_proj", "self_attn.k_proj")) and kind in ("llama", "mixtral", "granite"):
         is_q = own.startswith("self_attn.q_proj")
@@ -295,6 +301,9 @@ def add_rope(writer, config, head_dim):
 def add_metadata(writer, config):
     """Adds what the converter writes of a config."""
     kind = config.model_type
+    if kind in gguf_layers.METADATA:
+        gguf_layers.METADATA[kind](writer, config)
+        return
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -358,11 +367,17 @@ OPTIONS = {
 }
 
 
+def architecture_of(config):
+    """The package's key of an architecture. Nemotron-H with experts has another name than without."""
+    dense = config.model_type == "nemotron_h" and "moe" not in config.layers_block_type
+    return gguf.MODEL_ARCH.NEMOTRON_H if dense else ARCHITECTURES[config.model_type]
+
+
 def add_model(writer, model, quantized):
     """Adds metadata and tensors, named by the gguf package's own table."""
     config = model.config
     add_metadata(writer, config)
-    names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(architecture_of(config), config.num_hidden_layers)
     tensors = [(name, values.detach().numpy()) for name, values in model.state_dict().items()]
     if config.tie_word_embeddings:
         tensors = [(name, values) for name, values in tensors if name != "lm_head.weight"]
@@ -373,7 +388,8 @@ def add_model(writer, model, quantized):
         gguf_name = (
             names.get_name(hf_name, try_suffixes=(".weight", ".bias")) or {"lm_head.weight": "output.weight"}[hf_name]
         )
-        kind = next((kind for part, kind in quantized.items() if part in hf_name and values.ndim >= 2), None)
+        fits = values.ndim >= 2 and values.shape[-1] % 32 == 0
+        kind = next((kind for part, kind in quantized.items() if part in hf_name and fits), None)
         if kind is None:
             writer.add_tensor(gguf_name, values)
         elif kind == gguf.GGMLQuantizationType.I8:
@@ -385,7 +401,7 @@ def add_model(writer, model, quantized):
 def write(path, name="llama", model=None, *, quantized=None, architecture=None, **tokenizer):
     """Writes a file of a model, or of a tokenizer alone."""
     if model is not None:
-        architecture = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[model.config.model_type]]
+        architecture = gguf.MODEL_ARCH_NAMES[architecture_of(model.config)]
     writer = gguf.GGUFWriter(path, architecture or name)
     if model is not None:
         add_model(writer, model, quantized or {})
@@ -397,9 +413,10 @@ def write(path, name="llama", model=None, *, quantized=None, architecture=None, 
 
 
 def changed(good, fields=(), tensors=(), without=()):
-    """A reader of a good file that is changed in memory: further fields, further tensors, some left out."""
+    """A reader of a good file that is changed in memory: further fields, or None for fewer, and tensors alike."""
     others = {key: SimpleNamespace(contents=lambda value=value: value) for key, value in dict(fields).items()}
     like = good.tensors[0]
     more = [SimpleNamespace(name=name, data=like.data, tensor_type=like.tensor_type) for name in tensors]
     kept = [tensor for tensor in good.tensors if tensor.name not in without]
-    return SimpleNamespace(fields={**good.fields, **others}, tensors=[*kept, *more])
+    found = {key: value for key, value in (good.fields | others).items() if dict(fields).get(key, 0) is not None}
+    return SimpleNamespace(fields=found, tensors=[*kept, *more])

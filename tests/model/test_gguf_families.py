@@ -1,13 +1,16 @@
 """GGUF files of every architecture that is served, against the transformers models that they were made of."""
 
 import functools
+from types import SimpleNamespace
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
 import torch
 import transformers
 from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rosebatch.config.run import RunConfig
@@ -18,12 +21,13 @@ from rosebatch.launch.launch import launch
 from rosebatch.model.gguf import convert as module
 from rosebatch.model.gguf.cache import converted_folder
 from rosebatch.model.gguf.metadata import Reader
+from rosebatch.model.hf.config import parse_model_config
 from rosebatch.model.quantization.formats.mxfp4 import MXFP4
 from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.registry import ARCHITECTURES
 from rosebatch.model.weights import SafetensorsWeights
 from tests.helpers.families import FAMILIES, VARIANTS
-from tests.model import gguf_files
+from tests.model import gguf_files, gguf_layers
 from tests.model.gguf_files import BOS, END, VOCAB, changed, random_model
 from tests.model.test_gguf_metadata import LISTED
 
@@ -50,19 +54,59 @@ _SAYS["granite-biases"] = {"head_dim": 16}
 _SAYS["gpt_neox-serial"] = {"hidden_act": "gelu"}
 _SAYS["starcoder2-unbiased"] = {"hidden_act": "gelu_pytorch_tanh"}
 _SAYS["qwen3_next"] = {"mlp_only_layers": []}
+# They have the layers of experts as a number of others before them, one factor of YaRN, and no way to choose groups.
+_SAYS["glm4_moe_lite"] = {"n_routed_experts": 9, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+_SAYS["deepseek_v2"] = {"n_routed_experts": 9}
+_SAYS["deepseek_v3"] = {
+    "n_routed_experts": 9,
+    "rope_parameters": {**_ALL["deepseek_v3"][1]["rope_parameters"], "mscale": 1.2, "mscale_all_dim": 1.2},
+}
+_SAYS["deepseek_v2-greedy"] = {"n_group": 1, "topk_group": 1}
+# They have no multipliers, size of values, base of positions, or length that longrope was trained for.
+_MINICPM3 = {"v_head_dim": None, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+_SAYS["minicpm3"] = {**_MINICPM3, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+_SAYS["minicpm3-longrope"] = {
+    **_MINICPM3,
+    "original_max_position_embeddings": 256,
+    "rope_parameters": {**_ALL["minicpm3-longrope"][1]["rope_parameters"], "rope_theta": 10000.0},
+}
+# And their files have all MLPs of experts, or none.
+_SAYS["nemotron_h"] = {
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"],
+    # Not what other fields may be.
+    "n_routed_experts": 9,
+}
 _SAYS["olmo2-biases"] = {"attention_bias": False}
 _NAMES = [
     *("gemma3", "gpt_oss", "gemma", "gemma2", "gemma2-plain", "gemma3-pattern", "phi3", "phi3-longrope", "phi3-window"),
     *("phi3-longrope-window", "glm4", "glm4-odd", "qwen2_moe", "qwen3_moe", "granite", "granite-biases", "olmo2"),
     *("olmo2-biases", "stablelm", "stablelm-serial", "starcoder2", "starcoder2-unbiased", "gpt_neox"),
     *("gpt_neox-serial", "gpt_neox-share", "cohere", "cohere-biases", "cohere2"),
-    *("qwen3_5", "qwen3_5_moe", "qwen3_next"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2-untied"),
+    *("deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite", "granite4_h", "granite4_h-dense"),
+    *("nemotron_h", "nemotron_h-biases", "falcon_h1", "falcon_h1-normed"),
+    *("minicpm3", "minicpm3-longrope", "bamba"),
 ]
-_FAST = ("gemma3", "gpt_oss")
+# Of another class, which computes the same.
+_CLASSES = {"glm4_moe_lite": "DeepseekV3ForCausalLM"}
+# Fields of a shape that files hold otherwise.
+_OTHERWISE = dict.fromkeys(("granite4_h", "granite4_h-dense", "nemotron_h-biases"), ("max_model_len",))
+# They are in the weights.
+_FACTORED = {"falcon_h1": ("proj.weight", "embed_tokens.weight", "lm_head.weight")}
+_FACTORED["falcon_h1-normed"] = ("gate_proj.weight", "gate_proj.bias", "down_proj.weight", "down_proj.bias")
+_FACTORS = ("multipliers", "embedding_multiplier", "logit_multiplier")
+_OTHERWISE |= dict.fromkeys(("falcon_h1", "falcon_h1-normed"), _FACTORS)
+# No layer has an MLP of that size.
+_OTHERWISE["nemotron_h"] = ("max_model_len", "intermediate_size")
+# Of layers of several kinds.
+_MIXED = ("lfm2", "deepseek_v2", "deepseek_v3", "granite4_h", "nemotron_h", "falcon_h1", "minicpm3")
+_FAST = ("gemma3", "gpt_oss", *_MIXED)
 # Longer than the windows; on one side of the length that longrope was trained for.
 _PROMPTS = [[7, 200, 9, 31, 18], [(7 * i * i + 5) % 290 for i in range(45)]]
 # Factors that are rounded in the files.
-_ROUNDED = ("longrope", "granite")
+_ROUNDED = ("longrope", "granite", "deepseek_v3", "falcon_h1")
+# transformers' prompts keep above a least step in time, which files do not have.
+_UNSAID = {name: {"time_step_min": 1e-9} for name in ("nemotron_h", "nemotron_h-biases")}
 
 
 def make(name):
@@ -77,12 +121,26 @@ def model_of(name):
     model = random_model(name, {name: lambda: make(name)})
     shifted = model.config.model_type.startswith(("gemma", *gguf_files.DELTA))
     with torch.no_grad():
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
         for key, parameter in model.named_parameters():
             if key.endswith("A_log"):
-                parameter.copy_(torch.from_numpy(np.log(np.exp(parameter.numpy()))))
+                # Until they stay.
+                for _ in range(9):
+                    parameter.copy_(torch.from_numpy(np.log(np.exp(parameter.numpy()))))
             elif shifted and key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight"):
                 parameter.copy_(parameter + 1 - 1)
     return model
+
+
+def same(found, expected):
+    """Whether all numbers are equal, but for the rounding of floats to fp32."""
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], each) for key, each in expected.items())
+    if isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    return found == pytest.approx(expected, rel=1e-6) if isinstance(expected, float) else found == expected
 
 
 def log_probabilities(model, token_ids):
@@ -97,8 +155,11 @@ def test_a_family_is_the_original(write_gguf, name):
     """Each name, order of rows, shift of norms and number of the config: one that is wrong gives other answers."""
     original = model_of(name)
     folder = converted_folder(write_gguf(name, original), torch.float32)
-    again = AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert type(again) is type(original)
+    again = AutoModelForCausalLM.from_pretrained(folder, **_UNSAID.get(name, {})).eval()
+    assert type(again).__name__ == _CLASSES.get(name, type(original).__name__)
+    own = again.state_dict()
+    different = {key for key, values in original.state_dict().items() if not torch.equal(own[key], values)}
+    assert all(key.endswith(_FACTORED.get(name, ())) for key in different)
     for prompt in _PROMPTS:
         difference = log_probabilities(again, prompt) - log_probabilities(original, prompt)
         assert difference.abs().max() <= (1e-4 if any(each in name for each in _ROUNDED) else 0)
@@ -112,6 +173,96 @@ def test_a_family_is_the_original(write_gguf, name):
         assert answer == expected.argmax(-1).tolist()
         own = torch.tensor([step.logprob for step in each.logprobs])
         assert (own - expected.max(-1).values).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_the_shape_is_the_original(write_gguf, described, name):
+    """A field that a file's config lacks has a default, which may be right for one tiny model alone."""
+    original = model_of(name)
+    given = {**original.config.to_dict(), "architectures": [type(original).__name__]}
+    found, expected = (
+        msgspec.to_builtins(parse_model_config(values, name))
+        for values in (described(write_gguf(name, original)), given)
+    )
+    # The type of weights is the run's.
+    assert {key for key in expected if not same(found[key], expected[key])} <= {"dtype", *_OTHERWISE.get(name, ())}
+
+
+@pytest.mark.parametrize("name", _MIXED)
+def test_quantized_tensors(write_gguf, monkeypatch, tmp_path, name):
+    """They are dequantized before they are cut, turned or joined, as in a file that has their values in fp32."""
+    path = write_gguf(name, model_of(name), quantized={"weight": gguf.GGMLQuantizationType.Q8_0})
+    tensors = Reader(path).tensors
+    assert sum(tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0 for tensor in tensors) > 10
+    plain = [
+        SimpleNamespace(
+            name=tensor.name,
+            data=dequantize(tensor.data, tensor.tensor_type),
+            tensor_type=gguf.GGMLQuantizationType.F32,
+            shape=tensor.shape,
+        )
+        for tensor in tensors
+    ]
+    found = load_file(converted_folder(path, torch.float32) / "model.safetensors")
+    reader = SimpleNamespace(fields=Reader(path).fields, tensors=plain)
+    monkeypatch.setattr(module, "Reader", lambda path: reader)
+    module.convert(path, torch.float32, tmp_path)
+    expected = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_older_files_of_latents(write_gguf, described, monkeypatch, name):
+    """One matrix makes keys and values of a latent there, and heads have their own sizes."""
+    newer = write_gguf(name, model_of(name), file="newer.gguf")
+    monkeypatch.setattr(gguf_layers, "SPLIT", False)
+    older = write_gguf(name, model_of(name))
+    assert described(older) == described(newer)
+    monkeypatch.undo()
+    paths = [converted_folder(path, torch.float32) / "model.safetensors" for path in (older, newer)]
+    found, expected = map(load_file, paths)
+    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(("count", "groups"), [(256, (8, 4)), (160, (8, 3)), (64, (1, 1))])
+def test_groups_of_experts_that_older_files_lack(write_gguf, described, count, groups):
+    """Those of DeepSeek V3 and V2 are known: without them, other experts would be chosen."""
+    path = write_gguf("deepseek_v3", model_of("deepseek_v3"))
+    without = dict.fromkeys(f"deepseek2.expert_group_{name}" for name in ("count", "used_count"))
+    found = described(path, {"deepseek2.expert_count": count, **without})
+    assert (found["n_group"], found["topk_group"]) == groups
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [("deepseek_v3", None, "DeepseekV3"), ("deepseek_v2", None, "DeepseekV2"), ("deepseek_v2", 2, "")],
+)
+def test_the_function_that_chooses_experts(write_gguf, described, name, given, expected):
+    """Files that do not name it have a correction, or have none: taken for softmax, V3 chose other experts."""
+    path, key = write_gguf(name, model_of(name)), "deepseek2.expert_gating_func"
+    if expected:
+        assert described(path, {key: given})["architectures"] == [f"{expected}ForCausalLM"]
+    else:
+        with pytest.raises(UserError, match=r"exp_probs_b\.bias is missing"):
+            described(path, {key: given})
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ([0, 2, 1], r"the layers have \[0, 2, 1\] heads of keys and values"),
+        ([0, 0, 0], "the layers have"),
+        ([0, 2], r"head_count_kv' is \[0, 2\]: Expected `array` of length >= 3"),
+        (2, "head_count_kv' is 2: Expected `array`"),
+    ],
+)
+def test_lists_that_mark_layers(write_gguf, monkeypatch, counts, told):
+    """Such a list says which layers have attention: a wrong one made another model of the file."""
+    path = write_gguf("lfm2", model_of("lfm2"))
+    reader = changed(Reader(path), {"lfm2.attention.head_count_kv": counts})
+    monkeypatch.setattr(module, "Reader", lambda path: reader)
+    with pytest.raises(UserError, match=told):
+        module.read_shape(path, torch.float32)
 
 
 def test_experts_in_mxfp4(write_gguf):
@@ -178,12 +329,15 @@ _REFUSED = {
     "glm4": {"rope_freqs", "attn_qkv", *(f"nextn.{name}" for name in ("eh_proj", "embed_tokens", "enorm", "hnorm"))}
     | {"nextn.shared_head_head", "nextn.shared_head_norm"},
     "phi3": {"attn_q", "attn_k", "attn_v"},
+    "lfm2": {"dense_2"},
+    "deepseek2": {"attn_k", "attn_v"},
+    "nemotron_h_moe": {"ffn_latent_down", "ffn_latent_up"},
     "qwen3next": {"ssm_in", "ffn_gate_up_exps"},
     "qwen35moe": {"ffn_gate_up_exps"},
 }
 # Read as numbers of positions, or computed by llama.cpp itself.
 _NO_WEIGHTS = {"rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"}
-_FORMS = {name: a for name, a in ARCHITECTURES.items() if a.gguf is not None}
+_FORMS = [form for a in ARCHITECTURES.values() for form in a.gguf]
 
 
 def base(name):
@@ -199,8 +353,8 @@ def table(architecture):
 def test_every_tensor_of_an_architecture_is_mapped_or_refused():
     """By the package's own list: a name that nobody knows of would be a model that fails, or half of one."""
     mapped = {}
-    for each in _FORMS.values():
-        mapped.setdefault(each.gguf.architecture, set()).update(map(base, (*each.gguf.names, *each.gguf.layer_names)))
+    for form in _FORMS:
+        mapped.setdefault(form.architecture, set()).update(map(base, (*form.names, *form.layer_names)))
     assert len(mapped) > 15
     for architecture, names in mapped.items():
         assert table(architecture) - names - _NO_WEIGHTS == _REFUSED.get(architecture, set()) - _NO_WEIGHTS, (
@@ -232,14 +386,15 @@ def test_tensors_of_other_models_with_the_name(write_gguf, described, name, tens
             described(path, tensors=[f"blk.0.{tensor}.weight"])
 
 
-def test_layers_that_draft(write_gguf, described):
+@pytest.mark.parametrize(("name", "architecture"), [("qwen3_5", "qwen35"), ("glm4_moe_lite", "deepseek2")])
+def test_layers_that_draft(write_gguf, described, name, architecture):
     """Most files of Qwen3.5 have one at the end, which no run without drafts computes."""
-    path, layers = write_gguf("qwen3_5", model_of("qwen3_5")), _ALL["qwen3_5"][1]["num_hidden_layers"]
-    usual, drafts = described(path), [f"blk.{layers}.{name}" for name in ("attn_norm.weight", "nextn.eh_proj.weight")]
-    fields = {"qwen35.block_count": layers + 1}
+    path, layers = write_gguf(name, model_of(name)), _ALL[name][1]["num_hidden_layers"]
+    usual, drafts = described(path), [f"blk.{layers}.{own}" for own in ("attn_norm.weight", "nextn.eh_proj.weight")]
+    fields = {f"{architecture}.block_count": layers + 1}
     with pytest.raises(UserError, match="is missing"):
         described(path, fields, drafts)
-    assert described(path, {**fields, "qwen35.nextn_predict_layers": 1}, drafts) == usual
+    assert described(path, {**fields, f"{architecture}.nextn_predict_layers": 1}, drafts) == usual
 
 
 @pytest.mark.parametrize("value", [-(2**40), -1, 2**40, 1.0, True, "1", [1]])
@@ -267,7 +422,9 @@ _CONDITIONAL = {f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow
 _CONDITIONAL |= {"rope.scaling.original_context_length", "rope.scale_linear", "rope.scaling.factor"}
 # llama.cpp goes by the tensors.
 _UNASKED = {"stablelm": {"use_parallel_residual"}, "gpt_oss": {"feed_forward_length"}}
-# Positions of a text are equal in all of its sections.
+_UNASKED |= {name: {"rope.scaling.yarn_log_multiplier"} for name in ("deepseek_v2", "glm4_moe_lite", "minicpm3")}
+# Nemotron-H has no positions. Elsewhere, those of a text are equal in all of its sections.
+_UNASKED["nemotron_h"] = {"rope.freq_base", "rope.dimension_count"}
 _UNASKED |= {name: {"rope.dimension_sections"} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")}
 
 

@@ -27,8 +27,9 @@ SPLITS = {
     "llama-bpe": ["abc", "Ġ", "123", "4", "Ġ", "ĠI", "'M", "Ġit", "'s", "!!ĊĊ", "x"],
     "qwen2": ["abc", "Ġ", "1", "2", "3", "4", "Ġ", "ĠI", "'M", "Ġit", "'s", "!!ĊĊ", "x"],
     "gpt-4o": ["abc", "Ġ", "123", "4", "Ġ", "ĠI'M", "Ġit's", "!!ĊĊ", "x"],
+    "deepseek-llm": ["abc", "Ġ", *"1234", "Ġ", "ĠI", "'", "M", "Ġit", "'", "s", "!!", "Ċ", "Ċ", "x"],
 }
-SPLITS["qwen35"] = SPLITS["qwen2"]
+SPLITS |= {"qwen35": SPLITS["qwen2"], "deepseek-v3": SPLITS["llama-bpe"], "kimi-k2": SPLITS["gpt-4o"]}
 TEXTS = [
     "abc 1234  I'M it's!!\n\nx",
     "",
@@ -59,6 +60,23 @@ def test_marks_are_parts_of_words_in_qwen3_5(write_gguf, toy):
     text, backend = "हिन्दी 12", Backend.from_file(str(folder / "tokenizer.json"))
     pieces = [text[first:end] for _, (first, end) in backend.pre_tokenizer.pre_tokenize_str(text)]
     assert pieces == ["हिन्दी", " ", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("deepseek-v3", ["Wörld", "'s", " ", "時計ほげ", "ABC", "!?/", "foo"]),
+        ("deepseek-llm", ["W", "ö", "rld", "'", "s", " ", "時計ほげ", "ABC", "!?/", "foo"]),
+        ("kimi-k2", ["Wörld's", " ", "時計", "ほげ", "ABC", "!?/", "foo"]),
+        ("gpt-4o", ["Wörld's", " 時計ほげ", "ABC", "!?/", "foo"]),
+    ],
+)
+def test_splits_of_languages(write_gguf, toy, pre, pieces):
+    """DeepSeek's and Kimi's have Chinese apart from other words."""
+    _, folder = load_tokenizer(write_gguf("llama", toy, pre=pre))
+    text, backend = "Wörld's 時計ほげABC!?/foo", Backend.from_file(str(folder / "tokenizer.json"))
+    found = [text[first:end] for _, (first, end) in backend.pre_tokenizer.pre_tokenize_str(text)]
+    assert found == pieces
 
 
 @pytest.mark.parametrize(
@@ -108,7 +126,14 @@ def test_ids_are_those_of_the_models_own_tokenizer(write_gguf, toy, pre):
     assert [reference(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == tokenizer.encode(TEXTS)
 
 
-SAME = {"starcoder": "smollm", "refact": "smollm", "stablelm2": "qwen2", "glm4": "llama-bpe", "chatglm-bpe": "glm4"}
+SAME = {
+    "lfm2": "llama-bpe",
+    "starcoder": "smollm",
+    "refact": "smollm",
+    "stablelm2": "qwen2",
+    "glm4": "llama-bpe",
+    "chatglm-bpe": "glm4",
+}
 
 
 @pytest.mark.thorough
@@ -258,7 +283,7 @@ def test_words_that_merges_do_not_reach(write_gguf, toy, pre, whole):
     assert [tokenizer.backend.id_to_token(i) for i in ids] == (["xyz"] if whole else ["x", "y", "z"])
 
 
-@pytest.mark.parametrize(("more", "named"), [({"pre": "deepseek-llm"}, "'deepseek-llm'"), ({"kind": "bert"}, "'bert'")])
+@pytest.mark.parametrize(("more", "named"), [({"pre": "falcon"}, "'falcon'"), ({"kind": "bert"}, "'bert'")])
 def test_an_unknown_tokenizer(write_gguf, toy, more, named):
     """Wrong splits make answers worse without a visible error, so an unknown kind is refused."""
     with pytest.raises(UserError, match=named):

@@ -1,11 +1,16 @@
 """Bamba: Mamba2 in most layers, attention in the others, an MLP in each."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.gguf import mamba2 as gguf_mamba2
 from rosebatch.model.hf.fields import attention_biases, decoder, decoder_values
 from rosebatch.model.hf.mamba2 import MAMBA_DEFAULTS, mamba
 from rosebatch.model.hf.rope import rope, rotary_dim, rotary_share
@@ -96,7 +101,61 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-ARCHITECTURES = {"BambaForCausalLM": Architecture("bamba", "Bamba", _parse, _DEFAULTS, fallback=False)}
+_GGUF_MAMBA = gguf_mamba2.names("mamba.")
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """By one key, files of this architecture say whether there are rotary positions at all."""
+    model.require("rope.scaling.finetuned", True)
+    attends, kv_heads = gguf_decoder.attending(model, model.need("block_count"))
+    return {
+        **gguf_decoder.decoder(model, partial=True, kv_heads=kv_heads),
+        **gguf_mamba2.config(model),
+        "attn_layer_indices": [layer for layer, own in enumerate(attends) if own],
+        "attention_bias": gguf_mamba2.has(model, "attn_q.bias"),
+        "mlp_bias": gguf_mamba2.has(model, "ffn_gate.bias"),
+    }
+
+
+def _gguf_absent(config: Mapping[str, Any]) -> Collection[str]:
+    """The tensors of the other kind of layer."""
+    attends = config["attn_layer_indices"]
+    others = (
+        _GGUF_MAMBA if layer in attends else gguf_decoder.ATTENTION for layer in range(config["num_hidden_layers"])
+    )
+    return {f"blk.{layer}.{name}" for layer, names in enumerate(others) for name in names}
+
+
+def gguf_biases(config: Mapping[str, Any]) -> Collection[str]:
+    """Names of those with a bias: projections of Mamba2 and of the others."""
+    return (*gguf_mamba2.biases(config), *gguf_decoder.biases(config))
+
+
+def gguf_values(name: str, values: NDArray[np.float32], config: Mapping[str, Any]) -> NDArray[np.float32]:
+    """q and k have Llama's order, whatever part of a head is rotated."""
+    return gguf_mamba2.values(name, gguf_decoder.halves(name, values, config))
+
+
+_GGUF = GGUF(
+    "granitehybrid",
+    "model.layers",
+    {**gguf_decoder.NAMES, "output_norm": "model.final_layernorm"},
+    {
+        **gguf_decoder.ATTENTION,
+        **_GGUF_MAMBA,
+        **{name: other.replace("mlp", "feed_forward") for name, other in gguf_decoder.MLP.items()},
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "pre_ff_layernorm",
+    },
+    _gguf_config,
+    biases=gguf_biases,
+    absent=_gguf_absent,
+    bare=gguf_mamba2.BARE,
+    values=gguf_values,
+    # The other models of this architecture have multipliers.
+    when=lambda model: not model.get("logit_scale", 0.0),
+)
+ARCHITECTURES = {"BambaForCausalLM": Architecture("bamba", "Bamba", _parse, _DEFAULTS, fallback=False, gguf=(_GGUF,))}
 # Layers are counted apart by what they have: no option goes by their number.
 MAMBA_LACKS = ("sliding_windows", "attention_scales", "attention_soft_cap")
 FAMILY = Family("bamba", Bamba, needs={"mamba": "Mamba2"}, lacks=MAMBA_LACKS, hf_values=_hf_values)

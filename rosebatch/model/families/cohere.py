@@ -105,10 +105,10 @@ _GGUF_COHERE = replace(
 )
 ARCHITECTURES = {
     "CohereForCausalLM": Architecture(
-        "cohere", "Command R, R+, Aya", _parse_cohere, _COHERE_DEFAULTS, gguf=_GGUF_COHERE
+        "cohere", "Command R, R+, Aya", _parse_cohere, _COHERE_DEFAULTS, gguf=(_GGUF_COHERE,)
     ),
     "Cohere2ForCausalLM": Architecture(
-        "cohere2", "Command R7B, Command A", _parse_cohere2, _COHERE2_DEFAULTS, window=True, gguf=_GGUF_COHERE2
+        "cohere2", "Command R7B, Command A", _parse_cohere2, _COHERE2_DEFAULTS, window=True, gguf=(_GGUF_COHERE2,)
     ),
 }
 FAMILY = Family("cohere", Cohere)

@@ -1,14 +1,18 @@
 """DeepSeek V2 and V3, and GLM-4.7-Flash: latent attention, and experts in most layers; Llama's layers otherwise."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import shown
 from rosebatch.model.experts import ExpertNames
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.families.qwen import GGUF_EXPERTS
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel, integers
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.gguf import latents as gguf_latents
 from rosebatch.model.hf.fields import decoder, decoder_values, refuse, size, supported
 from rosebatch.model.hf.rope import rope_members, whole_rope
 from rosebatch.model.mixers.latent_attention.sublayer import load_latent_attention
@@ -236,10 +240,98 @@ _LACKS = (
     *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "sliding_rope"),
     *("rotary_layers", "parallel_residual"),
 )
+_GGUF_EXPERTS = {
+    **GGUF_EXPERTS,
+    **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+}
+_GGUF_CORRECTION = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+_SOFTMAX, _SIGMOID = 1, 2
+# By their number, the groups of experts, and those that are kept, of DeepSeek V2 and V3: older files have neither.
+_GGUF_GROUPS = {160: (8, 3), 256: (8, 4)}
+
+
+def _gguf_sigmoid(model: GGUFModel) -> bool:
+    """Older files, and GLM-4.7-Flash's, do not name the function: a correction goes with a sigmoid."""
+    named = model.get("expert_gating_func", 0)
+    return named == _SIGMOID or (named == 0 and any(name.endswith(".exp_probs_b.bias") for name in model.names))
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    fields, count = gguf_latents.config(model), model.need("expert_count", integers(1))
+    groups, kept = _GGUF_GROUPS.get(count, (1, 1))
+    return fields | {
+        "n_routed_experts": count,
+        "num_experts_per_tok": model.need("expert_used_count", integers(1)),
+        "moe_intermediate_size": model.need("expert_feed_forward_length"),
+        "n_shared_experts": model.need("expert_shared_count"),
+        "first_k_dense_replace": model.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": model.get("expert_weights_scale", 0.0) or 1.0,
+        "norm_topk_prob": model.get("expert_weights_norm", False),
+        "n_group": model.get("expert_group_count", groups, integers(1)),
+        "topk_group": model.get("expert_group_used_count", kept, integers(1)),
+    }
+
+
+def _gguf_v2(model: GGUFModel) -> dict[str, Any]:
+    """Groups are chosen by their best expert."""
+    model.require("expert_gating_func", _SOFTMAX, 0)
+    fields = _gguf_config(model)
+    return fields | {"topk_method": "group_limited_greedy" if fields["n_group"] > 1 else "greedy"}
+
+
+def _gguf_absent(config: Mapping[str, Any]) -> Collection[str]:
+    """The tensors of the other kind of MLP, and of the other way to make q."""
+    dense, layers = config["first_k_dense_replace"], range(config["num_hidden_layers"])
+    others = [gguf_decoder.MLP if layer >= dense else {**_GGUF_EXPERTS, **_GGUF_CORRECTION} for layer in layers]
+    return {*gguf_latents.absent(config), *(f"blk.{i}.{name}" for i in layers for name in others[i])}
+
+
+def _gguf_names(latents: Mapping[str, str]) -> dict[str, str]:
+    return {**gguf_latents.Q, **latents, **gguf_decoder.MLP, **_GGUF_EXPERTS}
+
+
+# GLM-4.7-Flash's files are as those of DeepSeek V3.
+_GGUF_V3 = GGUF(
+    "deepseek2",
+    "model.layers",
+    gguf_decoder.NAMES,
+    {**_gguf_names(gguf_latents.WHOLE), **_GGUF_CORRECTION},
+    _gguf_config,
+    absent=_gguf_absent,
+    join=gguf_latents.join,
+)
+_GGUF_V3_SPLIT = replace(
+    _GGUF_V3,
+    layer_names={**_gguf_names(gguf_latents.SPLIT), **_GGUF_CORRECTION},
+    when=lambda model: _gguf_sigmoid(model) and gguf_latents.is_split(model),
+)
+_GGUF_V2 = replace(
+    _GGUF_V3,
+    layer_names=_gguf_names(gguf_latents.WHOLE),
+    config=_gguf_v2,
+    when=lambda model: not (_gguf_sigmoid(model) or gguf_latents.is_split(model)),
+)
+_GGUF_V2_SPLIT = replace(
+    _GGUF_V2,
+    layer_names=_gguf_names(gguf_latents.SPLIT),
+    when=lambda model: gguf_latents.is_split(model) and not _gguf_sigmoid(model),
+)
 ARCHITECTURES = {
-    "DeepseekV2ForCausalLM": Architecture("deepseek_v2", "DeepSeek V2, V2-Lite", _parse_v2, _V2_DEFAULTS, experts=True),
+    "DeepseekV2ForCausalLM": Architecture(
+        "deepseek_v2",
+        "DeepSeek V2, V2-Lite",
+        _parse_v2,
+        _V2_DEFAULTS,
+        experts=True,
+        gguf=(_GGUF_V2, _GGUF_V2_SPLIT),
+    ),
     "DeepseekV3ForCausalLM": Architecture(
-        "deepseek_v3", "DeepSeek V3, R1, Moonlight", _parse_v3, _V3_DEFAULTS, experts=True
+        "deepseek_v3",
+        "DeepSeek V3, R1, Moonlight",
+        _parse_v3,
+        _V3_DEFAULTS,
+        experts=True,
+        gguf=(_GGUF_V3, _GGUF_V3_SPLIT),
     ),
     "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", "GLM-4.7-Flash", _parse_glm, _GLM_DEFAULTS, experts=True),
 }

@@ -1,13 +1,18 @@
 """Falcon-H1: attention and Mamba2 side by side in each layer, and factors on most products."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.multipliers import MultipliersConfig
 from rosebatch.model.families.bamba import MAMBA_LACKS, mamba_values
 from rosebatch.model.families.steps_decoder import Step, StepsDecoder
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.gguf import mamba2 as gguf_mamba2
 from rosebatch.model.hf.fields import UnservedError, decoder, decoder_values, refuse, size
 from rosebatch.model.hf.mamba2 import MAMBA_DEFAULTS, mamba
 from rosebatch.model.hf.rope import whole_rope
@@ -162,7 +167,50 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-ARCHITECTURES = {"FalconH1ForCausalLM": Architecture("falcon_h1", "Falcon-H1", _parse, _DEFAULTS, fallback=False)}
+_GGUF_MLP = {name: other.replace("mlp", "feed_forward") for name, other in gguf_decoder.MLP.items()}
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """All factors are in the weights."""
+    return {
+        **gguf_decoder.decoder(model),
+        **gguf_mamba2.config(model),
+        "mamba_d_ssm": model.need("ssm.inner_size"),
+        "mamba_rms_norm": gguf_mamba2.has(model, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "mlp_bias": gguf_mamba2.has(model, "ffn_gate.bias"),
+    }
+
+
+def _gguf_biases(config: Mapping[str, Any]) -> Collection[str]:
+    return (*gguf_mamba2.biases(config), *(_GGUF_MLP if config["mlp_bias"] else ()))
+
+
+def _gguf_values(name: str, values: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
+    return gguf_mamba2.values(name, values)
+
+
+_GGUF = GGUF(
+    "falcon-h1",
+    "model.layers",
+    {**gguf_decoder.NAMES, "output_norm": "model.final_layernorm"},
+    {
+        **gguf_decoder.ATTENTION,
+        **gguf_mamba2.names("mamba."),
+        **_GGUF_MLP,
+        "attn_norm": "input_layernorm",
+        # It has no suffix in these files.
+        "ffn_norm": "pre_ff_layernorm.weight",
+    },
+    _gguf_config,
+    biases=_gguf_biases,
+    absent=lambda config: () if config["mamba_rms_norm"] else ("ssm_norm",),
+    bare=(*gguf_mamba2.BARE, "ffn_norm"),
+    values=_gguf_values,
+)
+ARCHITECTURES = {
+    "FalconH1ForCausalLM": Architecture("falcon_h1", "Falcon-H1", _parse, _DEFAULTS, fallback=False, gguf=(_GGUF,))
+}
 FAMILY = Family(
     "falcon_h1",
     FalconH1,

@@ -182,10 +182,10 @@ ARCHITECTURES = {
     # Its text part alone: EmbeddingGemma.
     "Gemma3TextModel": Architecture("gemma3_text", "EmbeddingGemma", _parse_bare, _GEMMA3_DEFAULTS, window=True),
     "Gemma2ForCausalLM": Architecture(
-        "gemma2", "Gemma 2", _parse_gemma2, _GEMMA2_DEFAULTS, window=True, gguf=GGUF_GEMMA2
+        "gemma2", "Gemma 2", _parse_gemma2, _GEMMA2_DEFAULTS, window=True, gguf=(GGUF_GEMMA2,)
     ),
     "Gemma3ForCausalLM": Architecture(
-        "gemma3_text", "Gemma 3", _parse_gemma3, _GEMMA3_DEFAULTS, window=True, gguf=_GGUF_GEMMA3
+        "gemma3_text", "Gemma 3", _parse_gemma3, _GEMMA3_DEFAULTS, window=True, gguf=(_GGUF_GEMMA3,)
     ),
 }
 FAMILY = Family("gemma", Gemma, bidirectional=True, hf_values=_hf_values)

@@ -54,5 +54,5 @@ _GGUF = replace(
     layer_names={**gguf_decoder.ATTENTION, **gguf_decoder.MLP, **gguf_decoder.NORMS},
     config=gguf_decoder.decoder,
 )
-ARCHITECTURES = {"GemmaForCausalLM": Architecture("gemma", "Gemma", _parse, _DEFAULTS, gguf=_GGUF)}
+ARCHITECTURES = {"GemmaForCausalLM": Architecture("gemma", "Gemma", _parse, _DEFAULTS, gguf=(_GGUF,))}
 FAMILY = Family("gemma1", Gemma1)

@@ -71,5 +71,5 @@ _GGUF = GGUF(
     _gguf_config,
     biases=lambda config: gguf_decoder.QKV if config["attention_bias"] else (),
 )
-ARCHITECTURES = {"Glm4ForCausalLM": Architecture("glm4", "GLM-4-0414", _parse, _DEFAULTS, gguf=_GGUF)}
+ARCHITECTURES = {"Glm4ForCausalLM": Architecture("glm4", "GLM-4-0414", _parse, _DEFAULTS, gguf=(_GGUF,))}
 FAMILY = Family("glm4", Glm4)

@@ -133,7 +133,7 @@ ARCHITECTURES = {
         "GPT-2",
         _parse,
         {"eos_token_id": 50256},
-        gguf=_GGUF,
+        gguf=(_GGUF,),
         token_classifier=lambda _: TOKEN_CLASSIFIER,
     )
 }

@@ -117,7 +117,7 @@ ARCHITECTURES = {
         "GPT-NeoX, Pythia",
         _parse,
         _DEFAULTS,
-        gguf=_GGUF,
+        gguf=(_GGUF,),
         token_classifier=lambda _: TOKEN_CLASSIFIER,
     )
 }

@@ -191,6 +191,8 @@ _GGUF = GGUF(
     mxfp4=lambda parts: np.stack(parts, 2).reshape(len(parts[0]), -1, *parts[0].shape[2:]),
 )
 ARCHITECTURES = {
-    "GptOssForCausalLM": Architecture("gpt_oss", "gpt-oss", _parse, _DEFAULTS, window=True, experts=True, gguf=_GGUF),
+    "GptOssForCausalLM": Architecture(
+        "gpt_oss", "gpt-oss", _parse, _DEFAULTS, window=True, experts=True, gguf=(_GGUF,)
+    ),
 }
 FAMILY = Family("gpt_oss", GptOss, needs={"experts": "routed experts"}, hf_values=_hf_values)

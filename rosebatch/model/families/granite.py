@@ -1,15 +1,19 @@
 """Granite 3.x and 4: a Llama with multipliers in four places. Granite 4 may have Mamba2 layers and experts."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import torch
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.experts import ExpertsMLP, SharedExpert, make_router
-from rosebatch.model.families.bamba import MambaLlama, mamba_values
+from rosebatch.model.families.bamba import MambaLlama, gguf_biases, gguf_values, mamba_values
 from rosebatch.model.families.llama import LLAMA_DEFAULTS, LLAMA_GGUF, parse_llama
-from rosebatch.model.family import Architecture, Family, GGUFModel
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.gguf import mamba2 as gguf_mamba2
 from rosebatch.model.hf.fields import decoder_values, local_experts, size, supported
 from rosebatch.model.hf.mamba2 import MAMBA_DEFAULTS, mamba, mamba_layers
 from rosebatch.model.quantization.forms import load_matrix, load_weight
@@ -121,25 +125,84 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
 
 
 def _gguf_config(model: GGUFModel) -> dict[str, Any]:
-    """A factor of 0 is none."""
-    # By this key, the files say whether there are rotary positions at all.
+    """By one key, the files say whether there are rotary positions at all."""
     model.require("rope.scaling.finetuned", True)
     fields = gguf_decoder.decoder(model)
-    return fields | {
-        "attention_multiplier": model.get("attention.scale", 0.0) or fields["head_dim"] ** -0.5,
+    return fields | _gguf_factors(model, fields["head_dim"]) | {"mlp_bias": gguf_decoder.has(model, "ffn_gate.bias")}
+
+
+def _gguf_factors(model: GGUFModel, head_dim: int) -> dict[str, Any]:
+    """A factor of 0 is none."""
+    return {
+        "attention_multiplier": model.get("attention.scale", 0.0) or head_dim**-0.5,
         "embedding_multiplier": model.get("embedding_scale", 0.0) or 1.0,
         "residual_multiplier": model.get("residual_scale", 0.0) or 1.0,
         "logits_scaling": model.need("logit_scale", float),
-        "attention_bias": gguf_decoder.has(model, "attn_q.bias"),
-        "mlp_bias": gguf_decoder.has(model, "ffn_gate.bias"),
+        "attention_bias": gguf_mamba2.has(model, "attn_q.bias"),
     }
 
 
+def _gguf_granite_4(model: GGUFModel) -> dict[str, Any]:
+    """Files of models without positions have 2^20 as their length."""
+    attends, kv_heads = gguf_decoder.attending(model, model.need("block_count"))
+    fields, inner = gguf_decoder.decoder(model, kv_heads=kv_heads), model.need("feed_forward_length")
+    return {
+        **fields,
+        **_gguf_factors(model, fields["head_dim"]),
+        **gguf_mamba2.config(model),
+        "layer_types": ["full_attention" if own else "linear_attention" for own in attends],
+        "position_embedding_type": "rope" if model.get("rope.scaling.finetuned", True) else None,
+        "num_local_experts": model.get("expert_count", 0),
+        "num_experts_per_tok": model.get("expert_used_count", 0),
+        "shared_intermediate_size": model.get("expert_shared_feed_forward_length", 0) or inner,
+    }
+
+
+def _gguf_absent(config: Mapping[str, Any]) -> Collection[str]:
+    """The tensors of the other kind of layer, and of the other kind of MLP."""
+    kinds = enumerate(config["layer_types"])
+    others = (gguf_decoder.ATTENTION if kind == "linear_attention" else _GGUF_MAMBA for _, kind in kinds)
+    mixers = {f"blk.{i}.{name}" for i, names in enumerate(others) for name in names}
+    return {*mixers, *(_GGUF_SHARED if config["num_local_experts"] else _GGUF_MIXTURE)}
+
+
 _GGUF = replace(LLAMA_GGUF, architecture="granite", config=_gguf_config)
+_GGUF_MAMBA = gguf_mamba2.names("mamba.")
+# Gate and up are one matrix, that of all tokens and those of experts.
+_GGUF_SHARED = {
+    "ffn_gate": "shared_mlp.input_linear",
+    "ffn_up": "shared_mlp.input_linear",
+    "ffn_down": "shared_mlp.output_linear",
+}
+_GGUF_MIXTURE = {
+    **{f"{name}_shexp": other for name, other in _GGUF_SHARED.items()},
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.input_linear",
+    "ffn_up_exps": "block_sparse_moe.input_linear",
+    "ffn_down_exps": "block_sparse_moe.output_linear",
+}
+_GGUF_GRANITE_4 = GGUF(
+    "granitehybrid",
+    "model.layers",
+    gguf_decoder.NAMES,
+    {**gguf_decoder.ATTENTION, **_GGUF_MAMBA, **_GGUF_SHARED, **_GGUF_MIXTURE, **gguf_decoder.NORMS},
+    _gguf_granite_4,
+    biases=gguf_biases,
+    absent=_gguf_absent,
+    bare=gguf_mamba2.BARE,
+    values=gguf_values,
+    join=partial(torch.cat, dim=-2),
+)
 ARCHITECTURES = {
-    "GraniteForCausalLM": Architecture("granite", "Granite 3.x", _parse, LLAMA_DEFAULTS, gguf=_GGUF),
+    "GraniteForCausalLM": Architecture("granite", "Granite 3.x", _parse, LLAMA_DEFAULTS, gguf=(_GGUF,)),
     "GraniteMoeHybridForCausalLM": Architecture(
-        "granitemoehybrid", "Granite 4", _parse_granite_4, _GRANITE_4_DEFAULTS, experts=True, fallback=False
+        "granitemoehybrid",
+        "Granite 4",
+        _parse_granite_4,
+        _GRANITE_4_DEFAULTS,
+        experts=True,
+        fallback=False,
+        gguf=(_GGUF_GRANITE_4,),
     ),
 }
 FAMILY = Family("granite4", Granite4, may_have=("mamba", "experts"), check=_check, hf_values=_hf_values)

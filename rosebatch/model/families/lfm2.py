@@ -1,13 +1,17 @@
 """LFM2: short convolutions in most layers, attention in the others, and perhaps experts."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import shown
 from rosebatch.model.experts import ExpertNames
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel, integers
+from rosebatch.model.gguf import decoder as gguf_decoder
 from rosebatch.model.hf.fields import UnservedError, decoder, decoder_values, refuse, size, supported
 from rosebatch.model.hf.rope import whole_rope
 from rosebatch.model.mixers.short_conv.sublayer import load_short_conv
@@ -175,8 +179,60 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+_GGUF_ATTENTION = {
+    **{name: f"self_attn.{name[-1]}_proj" for name in gguf_decoder.QKV},
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+}
+_GGUF_CONV = {
+    "shortconv.conv.weight": "conv.conv.weight",
+    "shortconv.in_proj.weight": "conv.in_proj.weight",
+    "shortconv.out_proj.weight": "conv.out_proj.weight",
+}
+_GGUF_OTHERS = {
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+}
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """Files have the size of MLPs as it is."""
+    attends, kv_heads = gguf_decoder.attending(model, model.need("block_count"))
+    fields = gguf_decoder.decoder(model, kv_heads=kv_heads)
+    return fields | {
+        "norm_eps": fields.pop("rms_norm_eps"),
+        "layer_types": ["full_attention" if own else "conv" for own in attends],
+        "conv_L_cache": model.need("shortconv.l_cache", integers(1)),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _gguf_absent(config: Mapping[str, Any]) -> Collection[str]:
+    """The tensors of the other kind of layer."""
+    kinds = enumerate(config["layer_types"])
+    return {f"blk.{i}.{name}" for i, kind in kinds for name in (_GGUF_ATTENTION if kind == "conv" else _GGUF_CONV)}
+
+
+def _gguf_values(name: str, values: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Files have the convolution without its middle."""
+    return values[:, None] if name.endswith("conv.conv.weight") else values
+
+
+_GGUF = GGUF(
+    "lfm2",
+    "model.layers",
+    {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+    {**_GGUF_ATTENTION, **_GGUF_CONV, **_GGUF_OTHERS},
+    _gguf_config,
+    absent=_gguf_absent,
+    values=_gguf_values,
+)
 ARCHITECTURES = {
-    "Lfm2ForCausalLM": Architecture("lfm2", "LFM2, LFM2.5", _parse, _DEFAULTS, fallback=False),
+    "Lfm2ForCausalLM": Architecture("lfm2", "LFM2, LFM2.5", _parse, _DEFAULTS, fallback=False, gguf=(_GGUF,)),
     "Lfm2MoeForCausalLM": Architecture(
         "lfm2_moe", "LFM2 with experts", _parse_experts, _MOE_DEFAULTS, experts=True, fallback=False
     ),

@@ -237,6 +237,8 @@ LLAMA_GGUF = GGUF(
     values=gguf_decoder.halves,
 )
 ARCHITECTURES = {
-    "LlamaForCausalLM": Architecture("llama", "Llama 2 and 3.x, SmolLM2", parse_llama, LLAMA_DEFAULTS, gguf=LLAMA_GGUF),
+    "LlamaForCausalLM": Architecture(
+        "llama", "Llama 2 and 3.x, SmolLM2", parse_llama, LLAMA_DEFAULTS, gguf=(LLAMA_GGUF,)
+    ),
 }
 FAMILY = Family("llama", Llama, may_have=("experts",), hf_values=_hf_values)

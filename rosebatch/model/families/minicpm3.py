@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.model.families.deepseek import latents
-from rosebatch.model.family import Architecture
+from rosebatch.model.family import GGUF, Architecture, GGUFModel
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.gguf import latents as gguf_latents
 from rosebatch.model.hf.fields import size
 
 # Defaults of transformers' config class.
@@ -39,6 +41,20 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """The files name neither the multipliers nor the kind of scaling: they have its factors or not."""
+    unnamed = "longrope" if "rope_factors_long.weight" in model.names else "linear"
+    fields = gguf_latents.config(model, unnamed=unnamed)
+    return fields | {name: _DEFAULTS[name] for name in ("scale_emb", "scale_depth", "dim_model_base")}
+
+
+_GGUF = GGUF(
+    "minicpm3",
+    "model.layers",
+    gguf_decoder.NAMES,
+    {**gguf_latents.WHOLE, **gguf_decoder.MLP},
+    _gguf_config,
+)
 ARCHITECTURES = {
-    "MiniCPM3ForCausalLM": Architecture("minicpm3", "MiniCPM3", _parse, _DEFAULTS),
+    "MiniCPM3ForCausalLM": Architecture("minicpm3", "MiniCPM3", _parse, _DEFAULTS, gguf=(_GGUF,)),
 }

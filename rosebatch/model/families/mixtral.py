@@ -57,9 +57,15 @@ def _gguf_config(model: GGUFModel) -> dict[str, Any]:
 
 
 _GGUF = replace(
-    LLAMA_GGUF, layer_names={**gguf_decoder.ATTENTION, **_EXPERTS, **gguf_decoder.NORMS}, config=_gguf_config
+    LLAMA_GGUF,
+    layer_names={**gguf_decoder.ATTENTION, **_EXPERTS, **gguf_decoder.NORMS},
+    config=_gguf_config,
+    # It has Llama's name.
+    when=lambda model: model.get("expert_count", 0) > 0,
 )
 ARCHITECTURES = {
-    "MixtralForCausalLM": Architecture("mixtral", "Mixtral", _parse, _DEFAULTS, window=True, experts=True, gguf=_GGUF),
+    "MixtralForCausalLM": Architecture(
+        "mixtral", "Mixtral", _parse, _DEFAULTS, window=True, experts=True, gguf=(_GGUF,)
+    ),
 }
 FAMILY = Family("mixtral", Mixtral, needs={"experts": "routed experts"})

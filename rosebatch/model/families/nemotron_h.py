@@ -1,11 +1,13 @@
 """Nemotron-H: a layer is Mamba2, attention without positions, or an MLP with squared ReLU, which may be of experts."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
@@ -13,7 +15,10 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.experts import ExpertNames, load_matrices, make_router
 from rosebatch.model.families.bamba import MAMBA_LACKS
 from rosebatch.model.families.steps_decoder import Step, StepsDecoder
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import EACH, GGUF, Architecture, Family, GGUFModel, integers
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.gguf import mamba2 as gguf_mamba2
+from rosebatch.model.gguf.metadata import list_of
 from rosebatch.model.hf.fields import UnservedError, decoder, refuse, size, supported
 from rosebatch.model.hf.mamba2 import require_free_steps
 from rosebatch.model.mixers.mamba2.sublayer import load_mamba
@@ -272,9 +277,120 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+# GGUF's names by kind of layer.
+_GGUF_LAYERS = {
+    "linear_attention": gguf_mamba2.names("mixer."),
+    "full_attention": {name: other.replace("self_attn", "mixer") for name, other in gguf_decoder.ATTENTION.items()},
+    "mlp": {"ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj"},
+    "moe": {
+        "ffn_gate_inp": "mixer.gate",
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        "ffn_up_exps": f"mixer.experts.{EACH}.up_proj",
+        "ffn_down_exps": f"mixer.experts.{EACH}.down_proj",
+        "ffn_up_shexp": "mixer.shared_experts.up_proj",
+        "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    },
+}
+
+
+def _gguf_config(model: GGUFModel, mlp: str = "mlp") -> dict[str, Any]:
+    """Two lists say which layers have attention and an MLP: the others have Mamba2."""
+    layers, eps = model.without_drafts(), model.need("attention.layer_norm_rms_epsilon", float)
+    attends, kv_heads = gguf_decoder.attending(model, layers)
+    inner = model.need("feed_forward_length", list_of(integers(), model.need("block_count")))[:layers]
+    model.require("attention.layer_norm_epsilon", eps)
+    head_dim = model.need("attention.key_length", integers(1))
+    model.require("attention.value_length", head_dim)
+    # Of positions, which these models do not have.
+    for name in ("dimension_count", "freq_base"):
+        model.get(f"rope.{name}")
+    model.require("rope.scaling.finetuned", False)
+    own = gguf_mamba2.config(model)
+    kinds = zip(attends, inner, strict=True)
+    return {
+        "hidden_size": model.need("embedding_length"),
+        "intermediate_size": max(inner) or 1,
+        "layers_block_type": [
+            "full_attention" if attend else mlp if size else "linear_attention" for attend, size in kinds
+        ],
+        "num_hidden_layers": layers,
+        "num_attention_heads": model.need("attention.head_count", integers(1)),
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": model.need("context_length"),
+        "layer_norm_epsilon": eps,
+        "mlp_bias": gguf_mamba2.has(model, "ffn_up.bias"),
+        "mamba_num_heads": own["mamba_n_heads"],
+        "mamba_head_dim": own["mamba_d_head"],
+        "n_groups": own["mamba_n_groups"],
+        "ssm_state_size": own["mamba_d_state"],
+        "conv_kernel": own["mamba_d_conv"],
+        "use_conv_bias": own["mamba_conv_bias"],
+        "use_bias": own["mamba_proj_bias"],
+    }
+
+
+def _gguf_mixture(model: GGUFModel) -> dict[str, Any]:
+    """A sigmoid chooses experts of one group."""
+    for name in ("group_count", "group_used_count", "shared_count"):
+        model.require(f"expert_{name}", 1)
+    model.require("expert_gating_func", 2)
+    return {
+        **_gguf_config(model, "moe"),
+        "n_routed_experts": model.need("expert_count", integers(1)),
+        "num_experts_per_tok": model.need("expert_used_count", integers(1)),
+        "moe_intermediate_size": model.need("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": model.need("expert_shared_feed_forward_length"),
+        "norm_topk_prob": model.get("expert_weights_norm", False),
+        "routed_scaling_factor": model.get("expert_weights_scale", 0.0) or 1.0,
+    }
+
+
+def _gguf_absent(config: Mapping[str, Any]) -> Collection[str]:
+    """The tensors of the other kinds of layers."""
+    return {
+        f"blk.{layer}.{name}"
+        for layer, kind in enumerate(config["layers_block_type"])
+        for other, names in _GGUF_LAYERS.items()
+        if other != kind
+        for name in names
+    }
+
+
+def _gguf_biases(config: Mapping[str, Any]) -> Collection[str]:
+    mamba = {"mamba_conv_bias": config["use_conv_bias"], "mamba_proj_bias": config["use_bias"]}
+    return (*gguf_mamba2.biases(mamba), *(_GGUF_LAYERS["mlp"] if config["mlp_bias"] else ()))
+
+
+def _gguf_names(*kinds: str) -> dict[str, str]:
+    return {"attn_norm": "norm", **{name: other for kind in kinds for name, other in _GGUF_LAYERS[kind].items()}}
+
+
+def _gguf_values(name: str, values: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
+    return gguf_mamba2.values(name, values)
+
+
+_GGUF = GGUF(
+    "nemotron_h",
+    "backbone.layers",
+    {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
+    _gguf_names(*_GGUF_LAYERS.keys() - {"moe"}),
+    _gguf_config,
+    biases=_gguf_biases,
+    absent=_gguf_absent,
+    bare=gguf_mamba2.BARE,
+    values=_gguf_values,
+)
+_GGUF_MOE = replace(_GGUF, architecture="nemotron_h_moe", layer_names=_gguf_names(*_GGUF_LAYERS), config=_gguf_mixture)
 ARCHITECTURES = {
     "NemotronHForCausalLM": Architecture(
-        "nemotron_h", "Nemotron-H, Nemotron 3", _parse, _DEFAULTS, experts=True, fallback=False
+        "nemotron_h",
+        "Nemotron-H, Nemotron 3",
+        _parse,
+        _DEFAULTS,
+        experts=True,
+        fallback=False,
+        gguf=(_GGUF, _GGUF_MOE),
     ),
 }
 FAMILY = Family(

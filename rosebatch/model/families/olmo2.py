@@ -79,7 +79,7 @@ _GGUF_LAYER_NAMES = {
 # OLMo 3's files have this name too; their windows are refused by the key.
 _GGUF = GGUF("olmo2", "model.layers", gguf_decoder.NAMES, _GGUF_LAYER_NAMES, gguf_decoder.decoder)
 ARCHITECTURES = {
-    "Olmo2ForCausalLM": Architecture("olmo2", "OLMo 2", _parse_olmo2, _OLMO2_DEFAULTS, gguf=_GGUF),
+    "Olmo2ForCausalLM": Architecture("olmo2", "OLMo 2", _parse_olmo2, _OLMO2_DEFAULTS, gguf=(_GGUF,)),
     "Olmo3ForCausalLM": Architecture("olmo3", "OLMo 3", _parse_olmo3, _OLMO3_DEFAULTS, window=True),
 }
 FAMILY = Family("olmo2", Olmo2)

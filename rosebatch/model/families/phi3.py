@@ -89,6 +89,6 @@ def _gguf_config(model: GGUFModel) -> dict[str, Any]:
 
 _GGUF = GGUF("phi3", "model.layers", gguf_decoder.NAMES, _GGUF_LAYER_NAMES, _gguf_config, pieces="phi")
 ARCHITECTURES = {
-    "Phi3ForCausalLM": Architecture("phi3", "Phi-3, Phi-4, Phi-4-mini", _parse, _DEFAULTS, window=True, gguf=_GGUF),
+    "Phi3ForCausalLM": Architecture("phi3", "Phi-3, Phi-4, Phi-4-mini", _parse, _DEFAULTS, window=True, gguf=(_GGUF,)),
 }
 FAMILY = Family("phi3", Phi3, hf_values=_hf_values)

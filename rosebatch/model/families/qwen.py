@@ -204,7 +204,7 @@ ARCHITECTURES = {
         _parse_qwen2,
         _QWEN2_DEFAULTS,
         window=True,
-        gguf=_GGUF_QWEN2,
+        gguf=(_GGUF_QWEN2,),
         rewards=_REWARDS,
     ),
     "Qwen3ForCausalLM": Architecture(
@@ -213,7 +213,7 @@ ARCHITECTURES = {
         _parse_qwen3,
         _QWEN3_DEFAULTS,
         window=True,
-        gguf=_GGUF_QWEN3,
+        gguf=(_GGUF_QWEN3,),
     ),
     "Qwen2MoeForCausalLM": Architecture(
         "qwen2_moe",
@@ -222,7 +222,7 @@ ARCHITECTURES = {
         _QWEN2_MOE_DEFAULTS,
         window=True,
         experts=True,
-        gguf=_GGUF_QWEN2_MOE,
+        gguf=(_GGUF_QWEN2_MOE,),
     ),
     "Qwen3MoeForCausalLM": Architecture(
         "qwen3_moe",
@@ -231,6 +231,6 @@ ARCHITECTURES = {
         _QWEN3_MOE_DEFAULTS,
         window=True,
         experts=True,
-        gguf=_GGUF_QWEN3_MOE,
+        gguf=(_GGUF_QWEN3_MOE,),
     ),
 }

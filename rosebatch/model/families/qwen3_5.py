@@ -98,7 +98,7 @@ _GGUF_MOE = replace(
     config=gguf_config,
 )
 ARCHITECTURES = {
-    "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "Qwen3.5", _parse, _DEFAULTS, fallback=False, gguf=_GGUF),
+    "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "Qwen3.5", _parse, _DEFAULTS, fallback=False, gguf=(_GGUF,)),
     "Qwen3_5MoeForCausalLM": Architecture(
         "qwen3_5_moe_text",
         "Qwen3.5 with experts",
@@ -106,7 +106,7 @@ ARCHITECTURES = {
         _MOE_DEFAULTS,
         experts=True,
         fallback=False,
-        gguf=_GGUF_MOE,
+        gguf=(_GGUF_MOE,),
     ),
 }
 FAMILY = Family(

@@ -145,7 +145,7 @@ _GGUF = GGUF(
 )
 ARCHITECTURES = {
     "Qwen3NextForCausalLM": Architecture(
-        "qwen3_next", "Qwen3-Next", _parse, _DEFAULTS, experts=True, fallback=False, gguf=_GGUF
+        "qwen3_next", "Qwen3-Next", _parse, _DEFAULTS, experts=True, fallback=False, gguf=(_GGUF,)
     ),
 }
 # Its gated attention has none of these.

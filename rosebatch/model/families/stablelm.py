@@ -89,5 +89,5 @@ _GGUF = GGUF(
     biases=_gguf_biases,
     absent=_gguf_absent,
 )
-ARCHITECTURES = {"StableLmForCausalLM": Architecture("stablelm", "StableLM", _parse, _DEFAULTS, gguf=_GGUF)}
+ARCHITECTURES = {"StableLmForCausalLM": Architecture("stablelm", "StableLM", _parse, _DEFAULTS, gguf=(_GGUF,))}
 FAMILY = Family("stablelm", StableLM)

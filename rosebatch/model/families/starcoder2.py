@@ -68,6 +68,6 @@ def _gguf_biases(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 _GGUF = GGUF("starcoder2", "model.layers", gguf_decoder.NAMES, _GGUF_LAYER_NAMES, _gguf_config, biases=_gguf_biases)
 ARCHITECTURES = {
-    "Starcoder2ForCausalLM": Architecture("starcoder2", "StarCoder2", _parse, _DEFAULTS, window=True, gguf=_GGUF),
+    "Starcoder2ForCausalLM": Architecture("starcoder2", "StarCoder2", _parse, _DEFAULTS, window=True, gguf=(_GGUF,)),
 }
 FAMILY = Family("starcoder2", Starcoder2, mlp_matrices=2)

@@ -27,16 +27,24 @@ from rosebatch.model.hf.generation_config import UNSERVED_OF_GGUF
 from rosebatch.model.registry import ARCHITECTURES
 
 # Part of the cache key: raise it when the conversion changes.
-CONVERTER_VERSION = 7
+CONVERTER_VERSION = 8
 
 _SHARD_BYTES = 2 << 30
 _MXFP4, _BLOCK_BYTES = gguf.GGMLQuantizationType.MXFP4, 16
-# Rates of decay, which are read in fp32 whatever the dtype of a run.
-_FP32 = ("A_log", "dt_bias")
+# What states and the choice of experts are made with: they are read in fp32 whatever the dtype of a run.
+_FP32 = ("A_log", "dt_bias", ".D", "e_score_correction_bias")
 _INTEGER = integers()
 
-# By GGUF's names, and whether there are experts: Mixtral has Llama's name.
-_ARCHITECTURES = {(a.gguf.architecture, a.experts): (name, a, a.gguf) for name, a in ARCHITECTURES.items() if a.gguf}
+
+class _Class(NamedTuple):
+    """One of transformers' classes, in a form of GGUF files."""
+
+    name: str
+    model_type: str
+    form: GGUF
+
+
+_CLASSES = [_Class(name, a.model_type, form) for name, a in ARCHITECTURES.items() for form in a.gguf]
 
 
 class _Described(NamedTuple):
@@ -90,14 +98,11 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     if fields.get("split.count", 1) > 1:
         raise refusal(path, "one of several parts: join them with llama-gguf-split --merge")
     found = fields.need("general.architecture", str)
-    if not any(found == name for name, _ in _ARCHITECTURES):
+    classes = [each for each in _CLASSES if each.form.architecture == found]
+    if not classes:
         raise refusal(path, f"GGUF architecture {shown(found)} is not supported; docs/models.md lists what is")
-    # Where no experts are served, the count stays unread, and is refused by its name.
-    experts = (found, True) in _ARCHITECTURES and (
-        (found, False) not in _ARCHITECTURES or fields.get(f"{found}.expert_count", 0) > 0
-    )
-    hf_class, architecture, form = _ARCHITECTURES[found, experts]
     model = _Model(found, fields, reader)
+    hf_class, model_type, form = _class_of(model, classes)
     if "token_embd.weight" not in model.names:
         # Before the others: its shape is the size of the vocabulary.
         raise refusal(path, "the tensor token_embd.weight is missing")
@@ -105,7 +110,7 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     if blocks > tensors:
         has = counted(tensors, "tensor")
         raise refusal(path, f"GGUF metadata '{found}.block_count' is {blocks}, and the file has {has}")
-    config = {"architectures": [hf_class], "model_type": architecture.model_type, **_shared_config(model)}
+    config = {"architectures": [hf_class], "model_type": model_type, **_shared_config(model)}
     config |= form.config(model)
     config["dtype"] = dtype_name(dtype)
     tokenizer = read_tokenizer(fields, path, form.pieces)
@@ -118,6 +123,12 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     if packed:
         config["quantization_config"] = {"quant_method": "mxfp4"}
     return _Described(form, config, names, packed, fields, tokenizer, reader)
+
+
+def _class_of(model: "_Model", classes: Sequence[_Class]) -> _Class:
+    """The first whose condition the file meets, or else the one without."""
+    (other,) = (each for each in classes if each.form.when is None)
+    return next((each for each in classes if each.form.when and each.form.when(model)), other)
 
 
 class _Model:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rosebatch.host.model_files import shown
 from rosebatch.model.family import GGUFModel, integers
+from rosebatch.model.gguf.metadata import list_of
 from rosebatch.model.hf.fields import every
 
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -25,7 +27,13 @@ HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_nor
 
 
 def decoder(
-    model: GGUFModel, *, layer_norm: str = "", partial: bool = False, unnamed: str = "linear", dense: bool = True
+    model: GGUFModel,
+    *,
+    layer_norm: str = "",
+    partial: bool = False,
+    unnamed: str = "linear",
+    dense: bool = True,
+    kv_heads: int | None = None,
 ) -> dict[str, Any]:
     """The fields of config.json that all decoders with rotary positions have.
 
@@ -35,6 +43,7 @@ def decoder(
         partial: whether a part of each head may be rotated.
         unnamed: the scaling of positions in a file that names none.
         dense: whether the file has to name the size of MLPs without experts.
+        kv_heads: heads of keys and values, see ``attending``; None: as many as the file has in all layers.
     """
     heads, length = model.need("attention.head_count", integers(1)), model.need("context_length")
     hidden = model.need("embedding_length", integers(heads))
@@ -48,11 +57,11 @@ def decoder(
         "intermediate_size": model.need("feed_forward_length") if dense else model.get("feed_forward_length", 0),
         "num_hidden_layers": model.need("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": model.get("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads or model.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": length,
         layer_norm or "rms_norm_eps": model.need(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", float),
-        "rope_parameters": _rope(model, rotated, length, unnamed)
+        "rope_parameters": rope(model, rotated, length, unnamed)
         | ({"partial_rotary_factor": _share(rotated, head_dim)} if partial else {}),
     }
 
@@ -71,6 +80,16 @@ def llama(model: GGUFModel) -> dict[str, Any]:
         "attention_bias": has(model, "attn_q.bias"),
         "mlp_bias": has(model, "ffn_gate.bias"),
     }
+
+
+def attending(model: GGUFModel, layers: int) -> tuple[list[bool], int]:
+    """Which layers have attention, and with how many heads of keys and values: files have a list, 0 for the others."""
+    counts = model.need("attention.head_count_kv", list_of(integers(), model.need("block_count")))[:layers]
+    if len({0, *counts}) != 2:
+        raise ValueError(
+            f"the numbers of heads of keys and values are {shown(counts)}: one for all layers that have them"
+        )
+    return [count > 0 for count in counts], max(counts)
 
 
 def has(model: GGUFModel, name: str) -> bool:
@@ -116,9 +135,16 @@ def _share(rotated: int, head_dim: int) -> float:
     return share if int(head_dim * share) == rotated else math.nextafter(share, 1.0)
 
 
-def _rope(model: GGUFModel, rotated: int, length: int, unnamed: str) -> dict[str, Any]:
-    """Rotary positions. Divisors of each channel pair are those of longrope, which has such numbers."""
-    rope: dict[str, Any] = {"rope_theta": model.get("rope.freq_base", 10000.0)}
+def rope(model: GGUFModel, rotated: int, length: int, unnamed: str) -> dict[str, Any]:
+    """Rotary positions. Divisors of each channel pair are those of longrope, which has such numbers.
+
+    Args:
+        model: the file.
+        rotated: channels that are rotated.
+        length: in tokens, that the model was made for.
+        unnamed: the scaling in a file that names none.
+    """
+    found: dict[str, Any] = {"rope_theta": model.get("rope.freq_base", 10000.0)}
     # The second name is the older one.
     factors = [model.get(f"rope.{name}", 0.0) for name in ("scaling.factor", "scale_linear")]
     factor = factors[0] or factors[1] or 1.0
@@ -129,19 +155,19 @@ def _rope(model: GGUFModel, rotated: int, length: int, unnamed: str) -> dict[str
     if kind == "yarn":
         model.require("rope.scaling.yarn_ext_factor", 1.0, -1.0)
         growth = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-        rope |= {"rope_type": kind, "factor": factor, "attention_factor": growth * attention}
-        rope |= {name: value for name, value in betas.items() if value is not None}
-        return rope | {"original_max_position_embeddings": trained}
+        found |= {"rope_type": kind, "factor": factor, "attention_factor": growth * attention}
+        found |= {name: value for name, value in betas.items() if value is not None}
+        return found | {"original_max_position_embeddings": trained}
     if kind == "longrope":
         short, long = (model.values(f"rope_factors_{name}.weight") for name in ("short", "long"))
-        return rope | _divided(short, long, trained, attention)
+        return found | _divided(short, long, trained, attention)
     model.require("rope.scaling.type", "linear", "none")
     divisors, scale = model.values("rope_freqs.weight"), factor if kind == "linear" else 1.0
     if divisors is None and attention == 1.0:
-        return rope | ({"rope_type": "default"} if scale == 1.0 else {"rope_type": "linear", "factor": scale})
+        return found | ({"rope_type": "default"} if scale == 1.0 else {"rope_type": "linear", "factor": scale})
     # The divisors of Llama 3 among them.
     every_pair = scale * (np.ones(rotated // 2, np.float32) if divisors is None else divisors)
-    return rope | _divided(every_pair, every_pair, length, attention)
+    return found | _divided(every_pair, every_pair, length, attention)
 
 
 def _divided(

@@ -27,6 +27,26 @@ _GPT_4O = (
 )
 
 
+# DeepSeek's: numbers first, then Chinese and Japanese, then words and signs.
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# Of the alphabets that have capitals, and of East Asia.
+_DEEPSEEK = (
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
+# Kimi's: as GPT-4o's, but for Chinese.
+_KIMI = r"\p{Han}+|" + _GPT_4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace("[\\r\\n/]", "[\\r\\n]")
+
+
 def _gpt2() -> Any:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
@@ -43,28 +63,32 @@ def _ones() -> Any:
     return _split(_SPLIT_HEAD + r"\p{N}|" + _SPLIT_TAIL)
 
 
-def _split(pattern: str) -> Any:
-    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+def _split(*patterns: str) -> Any:
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
+# Nemotron's has Pixtral's name.
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3", "lfm2", "pixtral", "falcon-h1")
+_GLM = ("glm4", "chatglm-bpe")
 # Values of tokenizer.ggml.pre, from llama.cpp: how text is split before byte-pair merges.
 _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "default": _gpt2,
     "gpt-2": _gpt2,
     "olmo": _gpt2,
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _digits),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "glm4", "chatglm-bpe"), _threes),
+    **dict.fromkeys((*_LLAMA_3, *_GLM, "dbrx"), _threes),
     **dict.fromkeys(("qwen2", "stablelm2"), _ones),
     "qwen35": lambda: _split(_QWEN_35),
     "gpt-4o": lambda: _split(_GPT_4O),
+    "kimi-k2": lambda: _split(_KIMI),
+    "deepseek-llm": lambda: _split(*_DEEPSEEK),
+    "deepseek-v3": lambda: _split(*_DEEPSEEK_3),
 }
-_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
-_GLM = ("glm4", "chatglm-bpe")
 # What their models' own tokenizers put before a prompt; the files do not say so.
 _GLM_PROMPT = ["[gMASK]", "<sop>"]
 # They take whole words of the vocabulary before they try merges.
-_WHOLE_WORDS = (*_LLAMA_3, *_GLM, "gpt-4o")
+_WHOLE_WORDS = (*_LLAMA_3, *_GLM, "gpt-4o", "kimi-k2")
 # Their models' own tokenizers compose characters first (NFC); llama.cpp does not.
 _COMPOSED = ("olmo", "command-r", "qwen2", "qwen35", "stablelm2")
 
