@@ -86,9 +86,7 @@ def attending(model: GGUFModel, layers: int) -> tuple[list[bool], int]:
     """Which layers have attention, and with how many heads of keys and values: files have a list, 0 for the others."""
     counts = model.need("attention.head_count_kv", list_of(integers(), model.need("block_count")))[:layers]
     if len({0, *counts}) != 2:
-        raise ValueError(
-            f"the numbers of heads of keys and values are {shown(counts)}: one for all layers that have them"
-        )
+        raise ValueError(f"the layers have {shown(counts)} heads of keys and values: all with any have as many")
     return [count > 0 for count in counts], max(counts)
 
 
