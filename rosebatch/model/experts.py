@@ -25,8 +25,9 @@ _ROUTER_ROWS = 8
 class ExpertNames(NamedTuple):
     """Names of a layer's tensors: the router, an expert's three matrices after ``expert.NUMBER``, a shared expert.
 
-    ``bias`` is the correction of sigmoids, beside the router; ``factors`` are on the weights of what it chose, one of
-    each expert. transformers 5 has all experts' matrices in one tensor each, in ``block``.
+    With ``whole``, the matrices of all experts in one tensor have a name that begins with ``expert``, too. ``factors``
+    are on the weights of what the router chose, one of each expert. ``bias`` is the correction of sigmoids, beside the
+    router.
     """
 
     router: str = "mlp.gate"
@@ -35,12 +36,13 @@ class ExpertNames(NamedTuple):
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "mlp.shared_expert"
-    bias: str = "gate.e_score_correction_bias"
-    block: str = "mlp."
+    whole: bool = False
     factors: str | None = None
+    bias: str = "gate.e_score_correction_bias"
 
 
-_NAMES = ExpertNames()
+# The names that transformers 5 has in memory: the matrices of all experts in one tensor.
+_WHOLE = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class ExpertsMLP:
 
 
 def load_experts(
-    config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str, names: ExpertNames = _NAMES
+    config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str, names: ExpertNames = _WHOLE
 ) -> ExpertsMLP:
     """The experts of the layer whose names begin with ``prefix``, each expert apart or all in one tensor."""
     experts, hidden = config.experts, config.hidden_size
@@ -98,7 +100,7 @@ def load_experts(
     shape = experts.num_experts, hidden
     wide = torch.float32 if experts.wide_router else None
     name = f"{prefix}{names.router}"
-    name = name if is_stored(weights, f"{name}.weight", shape) else f"{prefix}{names.block}gate"
+    name = name if is_stored(weights, f"{name}.weight", shape) else f"{prefix}{_WHOLE.router}"
     bias = None
     if experts.sigmoid:
         beside = name.rpartition(".")[0]
@@ -115,7 +117,13 @@ def load_experts(
         k=experts.experts_per_token,
         normalize=experts.normalize,
         choice=Choice(
-            experts.sigmoid, bias, experts.groups, experts.kept_groups, experts.weight_scale, factors, experts.sum_eps
+            experts.sigmoid,
+            bias,
+            experts.groups,
+            experts.kept_groups,
+            experts.weight_scale,
+            factors,
+            experts.sum_eps,
         ),
     )
     router = load_weight(weights, f"{name}.weight", shape, dtype=wide)
@@ -165,7 +173,8 @@ def load_matrices(
     """
     assert config.experts is not None
     (rows, width), count = shape, config.experts.num_experts
-    name, of_all = f"{prefix}{names.block}experts.{whole}", (count, len(parts) * rows, width)
+    of_all = (count, len(parts) * rows, width)
+    name = f"{prefix}{names.expert if names.whole else _WHOLE.expert}.{whole}"
     if not is_stored(weights, f"{prefix}{names.expert}.0.{parts[0]}.weight", shape):
         # Qwen3-VL's files have them turned.
         turned = weights.shape(name) == (count, width, len(parts) * rows) != of_all

@@ -137,7 +137,7 @@ class Gemma4(Llama):
     post_attention_norm_name: ClassVar[str | None] = "post_attention_layernorm"
     mlp_norm_name = "pre_feedforward_layernorm"
     post_mlp_norm_name: ClassVar[str | None] = "post_feedforward_layernorm"
-    expert_names = ExpertNames(router="router.proj", expert="experts", block="", factors="router.per_expert_scale")
+    expert_names = ExpertNames(router="router.proj", expert="experts", whole=True, factors="router.per_expert_scale")
     scales_vectors = False
 
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:

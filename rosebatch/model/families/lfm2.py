@@ -34,7 +34,7 @@ class LFM2(Llama):
         "feed_forward.experts",
         *("w1", "w3", "w2"),
         bias="expert_bias",
-        block="feed_forward.",
+        whole=True,
     )
     input_norm_name = "operator_norm"
     mlp_norm_name = "ffn_norm"
