@@ -26,6 +26,11 @@ def integers(at_least: int = 0, below: int | None = None) -> Any:
     return Annotated[int, msgspec.Meta(ge=at_least, lt=below)]
 
 
+def list_of(kind: Any, length: int | None = None) -> Any:
+    """The type of lists, of any length or of this one."""
+    return Annotated[list[kind], msgspec.Meta(min_length=length, max_length=length)]
+
+
 class GGUFModel(Protocol):
     """A GGUF file of an architecture.
 

@@ -15,10 +15,9 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.experts import ExpertNames, load_matrices, make_router
 from rosebatch.model.families.bamba import MAMBA_LACKS
 from rosebatch.model.families.steps_decoder import Step, StepsDecoder
-from rosebatch.model.family import EACH, GGUF, Architecture, Family, GGUFModel, integers
+from rosebatch.model.family import EACH, GGUF, Architecture, Family, GGUFModel, integers, list_of
 from rosebatch.model.gguf import decoder as gguf_decoder
 from rosebatch.model.gguf import mamba2 as gguf_mamba2
-from rosebatch.model.gguf.metadata import list_of
 from rosebatch.model.hf.fields import UnservedError, decoder, refuse, size, supported
 from rosebatch.model.hf.mamba2 import require_free_steps
 from rosebatch.model.mixers.mamba2.sublayer import load_mamba

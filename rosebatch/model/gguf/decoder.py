@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rosebatch.host.model_files import shown
-from rosebatch.model.family import GGUFModel, integers
-from rosebatch.model.gguf.metadata import list_of
+from rosebatch.model.family import GGUFModel, integers, list_of
 from rosebatch.model.hf.fields import every
 
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

@@ -4,7 +4,7 @@ import sys
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import gguf
 import msgspec
@@ -41,11 +41,6 @@ class TokenType(IntEnum):
 
     CONTROL = 3
     USER_DEFINED = 4
-
-
-def list_of(kind: Any, length: int | None = None) -> Any:
-    """The type of lists, of any length or of this one."""
-    return Annotated[list[kind], msgspec.Meta(min_length=length, max_length=length)]
 
 
 class Reader(gguf.GGUFReader):  # type: ignore[misc]

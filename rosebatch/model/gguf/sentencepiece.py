@@ -4,7 +4,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from rosebatch.model.gguf.metadata import Metadata, TokenType, list_of
+from rosebatch.model.family import list_of
+from rosebatch.model.gguf.metadata import Metadata, TokenType
 
 # Sentencepiece's space.
 _MARK = "\u2581"

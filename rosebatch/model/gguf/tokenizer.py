@@ -10,8 +10,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from rosebatch.host.model_files import refusal, shown
-from rosebatch.model.family import integers
-from rosebatch.model.gguf.metadata import Metadata, TokenType, list_of
+from rosebatch.model.family import integers, list_of
+from rosebatch.model.gguf.metadata import Metadata, TokenType
 from rosebatch.model.gguf.sentencepiece import sentencepiece, spelled
 
 _SPLIT_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
