@@ -29,6 +29,7 @@ def test_the_last_answers_are_kept():
     assert pool.tokens == answers[5][-39:] + array("I", [NO_ANSWER])
 
 
+@pytest.mark.thorough
 @pytest.mark.matrix
 @pytest.mark.parametrize("marks", [pytest.param(None, marks=ON_TRITON_RUNNER)], ids=[""])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")

@@ -57,6 +57,7 @@ def test_completions_of_a_request(kind, alone):
         assert sorted(states) == list(range(SLOTS)) != states, "no sequence has moved"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("blocks", [60, pytest.param(14, marks=pytest.mark.thorough)])
 def test_rows_that_begin_alike(name, blocks):

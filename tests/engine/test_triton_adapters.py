@@ -63,6 +63,7 @@ def test_tokens_equal_the_plain_runners(name, kinds):
     assert any(kinds)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_tokens_after_a_preemption(name):
@@ -112,6 +113,7 @@ def test_adapters_that_do_not_fit_after_preemptions(name, slots, saved):
     assert (engine.stats.restored_blocks > 0) == (saved > 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_adapters_after_an_abort():
     """What an interrupted step was to load was taken for loaded."""

@@ -132,6 +132,7 @@ def test_tokens_are_those_without_drafts(name, queries, limits, expected):
     assert (stats.preemptions > 0) is ("blocks" in limits)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
 def test_drafts_are_found_in_the_tokens_of_rows_that_move(expected):
     """The device's own lookup, whatever it finds."""
@@ -212,6 +213,7 @@ def test_after_an_abort_no_draft_comes_from_dropped_rows(expected):
     assert run(engine) == expected["gpt2"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
 def test_a_wrong_draft_with_keys_that_are_not_finite_harms_no_answer(expected):
     """Its value times a weight of zero made the rows before it fail: tokens that were right ended as an error."""

@@ -102,6 +102,7 @@ def test_tokens_are_those_of_single_steps(name, limits, expected, monkeypatch):
     assert (engine.stats.preemptions > 0) is ("blocks" in limits)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "e4m3"])
 @pytest.mark.parametrize("blocks", [150, 17], ids=["plenty", "cramped"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
@@ -122,6 +123,7 @@ def test_some_steps_of_a_job_force_nothing(name, blocks, expected, monkeypatch):
     assert engine.stats.forced > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "e4m3"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_rows_of_known_tokens_share_keys(name, monkeypatch):

@@ -130,6 +130,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("limits", [{}, CRAMPED], ids=["plenty", "cramped"])
 def test_answers_are_those_without_a_head(dtype, limits, chain, make_engine):

@@ -174,6 +174,7 @@ def test_logits_are_those_of_transformers(seeing):
     seeing.require_same_logits(engine_of(seeing.folder), SAMPLING, 1e-4, MARGIN)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", GRIDS)
 def test_transformers_code_turns_sections(name, tmp_path, transformers):
     """It got a position of each token, and images' rows and columns had none."""
@@ -621,6 +622,7 @@ def test_tiles_of_command_a_vision(height, width, most, shape):
     assert shape_of_tiles(height / 512, width / 512, most) == shape
 
 
+@pytest.mark.thorough
 def test_images_that_would_become_too_large(tmp_path, transformers):
     """A line of pixels became a square of gigabytes, or as wide as the model's height allows."""
     lines = (

@@ -62,6 +62,7 @@ def results(engine, requests):
     return done
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limits", [{}, {"chunk": 24, "block_size": 4, "blocks": 60}], ids=["plenty", "cramped"])
 @pytest.mark.parametrize(("model", "dtype"), CASES)
 def test_answers_with_drafts_are_those_without(model, dtype, limits, goldens, make_engine):

@@ -60,6 +60,7 @@ def test_there_are_enough_cases():
     assert len({(case.name, case.kind, case.file) for case in CASES}) == len(CASES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in range(1, 8))])
 def test_odd_folders(good, tmp_path, part, capfd):
     """Tracebacks, "unexpected", hangs on pipes, gigabytes for a number in a config."""

@@ -98,6 +98,7 @@ def test_rows_that_the_columns_cannot_hold(generator):
     assert found["error"].to_pylist()[1].startswith("unsupported_field: n: ")
 
 
+@pytest.mark.thorough
 def test_images(tmp_path):
     """Settings of images were unknown, and a column of images was refused as an input that is no text."""
     (tmp_path / "model").mkdir()

@@ -61,6 +61,7 @@ def test_each_page_is_a_row(tmp_path, monkeypatch):
         assert np.abs(rgb[50, 100].astype(int) - colour).max() < 3
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_pdfium")
 def test_broken_and_hostile_documents(tmp_path):
     """Each costs a row, or a page."""
