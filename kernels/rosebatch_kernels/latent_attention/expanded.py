@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.chunk_fields import chunk_fields, tile_of_program
 from rosebatch_kernels.common.chunks import TILE_ROWS, PackedChunks
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.dot import dot
@@ -130,19 +131,6 @@ def attend_prefix_(
 
 
 @triton.jit
-def _tile(chunks, tiles):
-    """First row of a program's chunk, the tile's first token in it, tokens of the chunk, and of its prefix."""
-    chunk = tl.load(tiles + 2 * tl.program_id(1))
-    begin = tl.load(tiles + 2 * tl.program_id(1) + 1)
-    real = chunk >= 0
-    # A tile of padding has no rows and no keys.
-    first = tl.load(chunks + 4 * chunk + 1, mask=real, other=0).to(tl.int64)
-    prefix = tl.load(chunks + 4 * chunk + 2, mask=real, other=0)
-    count = tl.load(chunks + 4 * chunk + 3, mask=real, other=0)
-    return first, begin, count, prefix
-
-
-@triton.jit
 def _pieces(rows, mine, SHAPE: tl.constexpr):
     """Pieces of the channels that are not rotated, at the pointers ``rows [N, 1]``."""
     pieces = ()
@@ -181,9 +169,10 @@ def _attend_fresh(
     if PDL:
         wait()
     head = tl.program_id(0)
-    first, begin, count, _ = _tile(chunks, tiles)
-    if count == 0:
+    chunk, begin = tile_of_program(tiles)
+    if chunk < 0:
         return
+    _, first, _, count = chunk_fields(chunks, chunk)
     own = begin + tl.arange(0, ROWS)
     rows = first + own
     mine = (own < count)[:, None]
@@ -249,7 +238,10 @@ def _attend_prefix(
     if PDL:
         wait()
     head = tl.program_id(0)
-    first, begin, count, prefix = _tile(chunks, tiles)
+    chunk, begin = tile_of_program(tiles)
+    if chunk < 0:
+        return
+    _, first, prefix, count = chunk_fields(chunks, chunk)
     if prefix == 0:
         return
     own = begin + tl.arange(0, ROWS)
